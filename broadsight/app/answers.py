@@ -40,10 +40,7 @@ class Answer:
 
 
 def answer(asked: Sequence[Candidate], image: Image.Image, threshold: float = THRESHOLD) -> list[Answer]:
-    """Ask models about an image in RGB; times are taken in turns, after a first pass that gives the answers.
-
-    The caller makes sure that nothing else computes meanwhile.
-    """
+    """Ask models about an image in RGB, with times taken in turns afterwards; nothing else may compute meanwhile."""
     with torch.inference_mode():
         passes = [_pass_of(one, image) for one in asked]
         started = time.perf_counter()

@@ -42,12 +42,7 @@ COLOURS = {
 
 
 def build(candidates: Candidates, folder: Path, megabytes: float) -> gr.Blocks:
-    """Build the page, to be launched with `look_of_page()`.
-
-    Args:
-        folder: Where Gradio puts uploads; GRADIO_TEMP_DIR must name it before Gradio is imported.
-        megabytes: The most that an uploaded file may have.
-    """
+    """Build the page, for uploads of so many megabytes; GRADIO_TEMP_DIR must be `folder` before Gradio is imported."""
     what = f"Drop an image here\nor click to choose one, up to {megabytes:g} MB"
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
         header = html.render("app/header", title=TITLE, untrained=candidates.untrained)

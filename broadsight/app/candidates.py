@@ -44,15 +44,10 @@ class Candidate:
 
 
 class Candidates:
-    """All models of the page, shared by everybody who looks at it.
+    """All models of the page, shared by everybody who looks at it; the first is the page's first choice.
 
     Only one computes at a time, under `computing`: a single model takes all threads anyway, its time is then its own,
-    and what is captured inside it belongs to one image.
-
-    Args:
-        given: At least one, the first being the page's first choice.
-        notes: Runs that were left out, and why.
-        device: For models that are added later.
+    and what is captured inside it belongs to one image. `notes` name the runs that were left out, and why.
     """
 
     def __init__(self, given: Sequence[Candidate], notes: Sequence[str] = (), device: str = "auto"):
@@ -71,10 +66,7 @@ class Candidates:
         return self.given[name]
 
     def added(self, name: Any) -> Candidate:
-        """Make a model of timm's with random weights, for its size and speed.
-
-        Only names that timm has registered are taken: no path, no address, and nothing that would be fetched.
-        """
+        """Make a model that timm has registered, with random weights, for its size and speed; no path, no address."""
         if not isinstance(name, str) or name not in timm.list_models():
             raise ValueError(f"timm has no model called {name!r:.60}; choose from the list")
         with self.computing:
@@ -107,9 +99,7 @@ def open_candidates(
     """Open the models that are named, or else the newest runs of a folder, or an untrained model.
 
     Args:
-        sources: Run folders, of any task, and timm names.
-        checkpoint, pretrained, model_args: Of the timm names; see `open_classifier`.
-        size: Pixels of a side, instead of those that a model was made for.
+        sources: Run folders, of any task, and timm names. The other arguments are those of `open_classifier`.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")

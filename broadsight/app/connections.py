@@ -123,7 +123,7 @@ class _Protocol(H11Protocol):
                 self._clock = self.loop.call_later(max(left, 1.0), self._late)
 
     def _problem_of_head(self, data: bytes) -> bytes:
-        """Find what is wrong with the headers so far: they are too long, or give the body's length twice.
+        """What is wrong with the headers so far: too long, or the body's length is there twice.
 
         h11 would take headers of any length if they come at once, and make one length of several that agree.
         """

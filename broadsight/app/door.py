@@ -38,7 +38,6 @@ class Door(Gate):
     Args:
         storage: The folder of uploads. A file that an event names must be in there.
         most_bytes: Of an upload.
-        allowed: Host names beside those of this computer.
     """
 
     def __init__(self, app: Any, storage: Storage, *, most_bytes: int, allowed: Collection[str] = ()):

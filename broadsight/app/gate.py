@@ -103,11 +103,7 @@ class Gate:
 
 
 def allowed_names(given: str) -> frozenset[str]:
-    """Host names that a user has listed, separated by commas, each as `name` or `name:port`; in lower case.
-
-    Raises:
-        ValueError: One is no host name, such as an address with http:// or a wildcard.
-    """
+    """Host names that a user lists, with commas, as `name` or `name:port`; in lower case. No http://, no wildcard."""
     names = [name.strip().lower() for name in given.split(",")] if given.strip() else []
     for name in names:
         found = AUTHORITY.fullmatch(name)
@@ -141,10 +137,7 @@ def _refusal_of_length(scope: Any) -> Refusal | None:
 
 
 def without_paths(value: Any) -> Any:
-    """Shorten every absolute path in a text, or in all texts of lists and mappings, to its last part.
-
-    Visitors need not know the names of this computer's user and folders.
-    """
+    """Shorten every absolute path in all texts of a value to its last part: visitors need not know the folders here."""
     if isinstance(value, str):
         return _last_part(value) if WHOLE_PATH.match(value) else PATH.sub(lambda path: _last_part(path[0]), value)
     if isinstance(value, dict):

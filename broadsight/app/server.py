@@ -77,11 +77,7 @@ def serving(
 def checked(
     host: str, port: int | None, megabytes: float, storage: float | None, allow_host: str
 ) -> tuple[int, float, frozenset[str]]:
-    """Check what `serving` is given: the port, MB that all uploads and answers may take together, and other names.
-
-    Raises:
-        ValueError: A port or address that is not free, a limit that is none or that not even one upload fits in.
-    """
+    """The port, MB that all uploads and answers may take together, and other names; a ValueError for what cannot be."""
     port = free_port(host, port)
     if not 0 < megabytes <= 1000:
         raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")

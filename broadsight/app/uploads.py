@@ -20,14 +20,10 @@ MOST_FILES = 2000
 def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABYTES) -> Image.Image:
     """Read an upload: the image in RGB, upright, its longer side at most SIDE pixels.
 
-    Its header says how many pixels it has before anything is unpacked.
+    Its header says how many pixels it has before anything is unpacked. Errors show nothing of what is in the file.
 
     Args:
-        payload: What the page's image input sends: a mapping with the path of a file in `folder`. Its other entries,
-            such as an address, are not used.
-
-    Raises:
-        ValueError: The file is not an upload, not an image or too large; the message shows nothing of its content.
+        payload: What the page's image input sends: a mapping with the path of a file in `folder`, and no more is used.
     """
     if payload is None:
         raise ValueError("there is no image yet; drop one, or pick a sample")
@@ -65,11 +61,9 @@ def is_uploaded(path: str, folder: str | Path) -> bool:
 
 
 class Storage:
-    """The folder of uploads with its quota: the oldest files make room for new ones.
+    """The folder of uploads with its quota of bytes and files: the oldest make room for new ones.
 
-    Args:
-        folder: Files that are in it already belong to the page itself; they are counted and never removed.
-        most_bytes, most_files: Of all files in it.
+    Files that are in it already belong to the page itself; they are counted and never removed.
     """
 
     def __init__(self, folder: str | Path, most_bytes: int, most_files: int = MOST_FILES):

@@ -18,14 +18,10 @@ class NotEnough(ValueError):
 
 
 def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> dict[str, Any]:
-    """How far confidence can be trusted, in per cent, by bins of equal width over 0 to 1.
+    """How far confidence (N,) can be trusted, in per cent, by bins of equal width over 0 to 1; `correct` is (N,).
 
     A confidence on the edge of two bins belongs to the upper one. "ece" is the gap between confidence and accuracy
     averaged over the images, "mce" the largest of a bin; both are None without images, as are means of empty bins.
-
-    Args:
-        confidence: (N,) between 0 and 1.
-        correct: (N,) whether each answer was right.
     """
     if bins < 1:
         raise ValueError(f"bins={bins}; expected 1 or more")
@@ -165,11 +161,7 @@ def most_confident_mistakes(found: Predictions, most: int = 24) -> np.ndarray:
 
 
 def accepted_accuracy(found: Predictions, accepted: Mapping[int, Sequence[int]]) -> tuple[float, int]:
-    """Per cent of images whose answer is one of several right ones, and how many images count: those that have any.
-
-    Args:
-        accepted: By row of the source, the classes that count as right.
-    """
+    """Per cent of images whose answer is one of several right ones, `accepted` by row, and how many have any."""
     said = zip(found.rows.tolist(), found.predicted.tolist(), strict=True)
     right = [one in accepted[row] for row, one in said if accepted.get(row)]
     if not right:

@@ -107,12 +107,9 @@ def find_sets(root: str | Path) -> dict[str, Path]:
 
 
 def open_set(path: str | Path, name: str, channels: int = 3, real: str | Path | None = None) -> ImageNetSet:
-    """Opens a folder as one of SETS. Its class folders may be in a folder of their own in it.
+    """Opens a folder as one of SETS, whose shape it or a folder in it must have; "imagenet-v2" is any of its three.
 
     Args:
-        path: The unpacked set.
-        name: A key of SETS, whose shape the folder must have; "imagenet-v2" is any of its three.
-        channels: 3 for RGB, 1 for grey.
         real: A file with other labels for ReaL than timm's: a JSON list of 50,000 lists of classes.
     """
     name, path = _fitting(_folder(path), name)

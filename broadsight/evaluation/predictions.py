@@ -65,7 +65,6 @@ def collect(
     *,
     count: int,
     kept: np.ndarray | None = None,
-    change: Callable[[Tensor, Batch], Tensor] | None = None,
     seen: Callable[[int], None] = lambda count: None,
 ) -> Predictions:
     """Ask for every image.
@@ -73,7 +72,6 @@ def collect(
     Args:
         count: How many there will be, to know what can be kept of each.
         kept: The classes that compete; all of the model's if None.
-        change: Normalised images and their batch -> what the model sees instead.
         seen: Told how many more images are done.
     """
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -84,12 +82,8 @@ def collect(
         skipped.update(batch.skipped)
         if not len(batch.labels):
             continue
-        with torch.inference_mode(change is None):
-            images = subject.normalise(batch.images)
-            if change is not None:
-                images = change(images, batch)
         with torch.inference_mode():
-            logits = restricted(subject.logits(images), kept)
+            logits = restricted(subject.logits(subject.normalise(batch.images)), kept)
         parts["rows"].append(np.array([index for _, _, index in batch.keys]))
         parts["labels"].append(batch.labels.numpy())
         for name, found in answers(logits, batch.labels).items():

@@ -18,10 +18,6 @@ def removal_ranks(saliency: Tensor, indices: Sequence[int], seed: int = 0) -> di
     Equally salient pixels go in an order drawn for the image, which depends on its index and the seed alone. The
     random order takes square after square, a GRID-th of the shorter side wide, since scattered pixels would be worse
     than any region: nothing like them is in an image.
-
-    Args:
-        saliency: (B, H, W)
-        indices: Which images of the source these are.
     """
     pixels = saliency[0].numel()
     generators = [torch.Generator().manual_seed(mixed(seed, index)) for index in indices]

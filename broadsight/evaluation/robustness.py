@@ -104,11 +104,9 @@ def run_suite(
 
     Args:
         name: One of SUITES.
-        source: Images whose labels are numbers of the classifier's classes.
         saliency: What "salient" removes pixels by.
         kept: The classes that compete; all of the model's if None.
         seed: Of ties in saliency, of the random order and of corruptions.
-        strict: An unreadable image is an error.
         seen: Told how many images more are done, and in which case.
     """
     choices = choices or Choices()
@@ -169,10 +167,7 @@ def summary_of(name: str, rows: Sequence[Row]) -> dict[str, float | None]:
 
 
 def occluded(images: Tensor, side: float) -> Tensor:
-    """Images (B, C, H, W) whose centre is 0, the mean colour: a square of round(side * H) by round(side * W) pixels.
-
-    Where it cannot be in the middle, it is half a pixel further up and left.
-    """
+    """Images (B, C, H, W) with a centred square, round(side * H) by round(side * W) pixels, of 0, the mean colour."""
     rows, columns = (slice((n - round(side * n)) // 2, (n + round(side * n)) // 2) for n in images.shape[-2:])
     out = images.clone()
     out[..., rows, columns] = 0

@@ -36,60 +36,44 @@ BATCH = 64  # images per call, unless asked for otherwise
 
 @dataclass(frozen=True)
 class Result:
-    """What one classifier said of the images.
-
-    Args:
-        figures: By name; see METRICS, and real_top1 where several answers are right.
-        absent: Why others have no value.
-        suites: The same under harder conditions.
-        sets: Top-1 on each ImageNet set, where DATA holds several: title, classes that compete, images, per cent.
-        macs: Of one image, if they can be counted.
-        latency: Milliseconds of one image.
-    """
+    """What one classifier said of the images."""
 
     task: Task
     predictions: Predictions
-    figures: dict[str, float]
-    absent: dict[str, str]
-    suites: tuple[Suite, ...] = ()
+    figures: dict[str, float]  # those of METRICS, and real_top1 where several answers are right
+    absent: dict[str, str]  # why others have no value
+    suites: tuple[Suite, ...] = ()  # the same under harder conditions
+    # Of each ImageNet set, where DATA holds several: title, classes that compete, images, top-1 in per cent
     sets: tuple[tuple[str, int, int, float | None], ...] = ()
-    macs: int | None = None
-    latency: Summary | None = None
+    macs: int | None = None  # of one image, if they can be counted
+    latency: Summary | None = None  # milliseconds of one image
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of all classifiers, the one asked for first; the images; and how it was done.
-
-    Args:
-        record, folder: What evaluation.json holds, and where it is; see `broadsight.report.run.write_evaluation`.
-    """
+    """Results of all classifiers, the one asked for first; the images; and how it was done."""
 
     request: Request
     results: tuple[Result, ...]
     found: Found
     how: dict[str, Any]
-    record: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)  # of evaluation.json; `write_evaluation` adds it
+    folder: Path | None = None  # where that is
 
     @property
     def title(self) -> str:
-        """Of the classifier asked for."""
         return self.results[0].task.classifier.title
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the images are."""
         return self.found.description
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of the classifier asked for, by name."""
         return self.results[0].figures
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
         return self.found.notes
 
     @property
@@ -102,11 +86,7 @@ def evaluate(
     progress: Progress = lambda done, total, doing: None,
     tell: Callable[[str], None] = lambda note: None,
 ) -> Evaluation | DenseEvaluation:
-    """Ask a run, and classifiers beside it, about all images; everything is checked before the first is asked about.
-
-    Args:
-        tell: Given what the user should know, a line each, before that.
-    """
+    """Ask a run, and classifiers beside it, about all images; all is checked before. `tell` gets notes on that."""
     request.refuse_ignored(facts_of_evaluation(request))
     check(request)
     with outside_allowed(request.allow_outside):

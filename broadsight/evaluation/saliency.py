@@ -37,9 +37,7 @@ DINO = "vit_small_patch16_224.dino"
 class SceneSaliency:
     """The scenes' own: 2 where the salient part of the main object is seen, 1 on the rest of it, 0 elsewhere.
 
-    Args:
-        source: Scenes, or others that are made of them: in grey, some of them.
-        transforms: How the images become tensors; the map goes the same way, without values in between.
+    The source is made of scenes, perhaps in grey or some of them; maps go the way of the images, by nearest places.
     """
 
     about = "the scenes' own: the salient part of the main object, then the rest of it"
@@ -64,11 +62,8 @@ class Dino:
     """Where a self-supervised ViT looks (Caron et al., ICCV 2021), which has never seen a label.
 
     Class-token attention of the last block, mean over heads, brought to the images' size (bilinear). The images'
-    bytes are normalised for this model, at their own size, or rounded up to whole patches.
-
-    Args:
-        model: A timm name of a ViT with a class token, or such a model, which is used as it is.
-        checkpoint: A file of its weights instead of timm's, without a classifier.
+    bytes are normalised for this model, at their own size, or rounded up to whole patches. `model` is a timm name, with
+    timm's weights or those of a file, or a ViT that is used as it is.
     """
 
     def __init__(self, model: str | nn.Module = DINO, *, checkpoint: str | Path | None = None):
@@ -150,13 +145,9 @@ def from_name(
     kept: np.ndarray | None = None,
     checkpoint: str | Path | None = None,
 ) -> Saliency:
-    """A saliency by name.
+    """A saliency by name: one of NAMES, or one's own function as "file.py:function" or "module:function".
 
-    Args:
-        name: One of NAMES, or one's own function as "file.py:function" or "module:function"; by default the scenes' own
-            where there are scenes, and else gradcam.
-        kept: The classes that compete, for Grad-CAM.
-        checkpoint: Weights for DINO; timm's if None.
+    By default the scenes' own where there are scenes, and else gradcam, among the classes that are `kept`.
     """
     if name is None:
         name = "scenes" if made_of_scenes(source) else "gradcam"

@@ -153,11 +153,7 @@ def _images(request: Request, classifier: Classifier) -> Found:
 def own_splits(
     classifier: Classifier, root: str | None = None, download: bool = False, given: str | None = None
 ) -> Splits:
-    """The data of a run as it was split for it, hold-out and all.
-
-    Args:
-        given: The same data, as the user names it; without that nothing is fetched.
-    """
+    """The data of a run as it was split for it, hold-out and all; fetched only if the user names it, as `given`."""
     run = classifier.run["broadsight"]
     settings = run["settings"]
     check_own_data(settings, given)

@@ -16,10 +16,9 @@ from ..runs.classifier import Classifier, open_classifier
 from ..runs.images import shown_images
 from ..runs.opening import RANDOM, is_dense, origin_of, with_weights
 from ..training.run_folder import WEIGHTS, RunFolder
-from .files import UNTRAINED, Wanted, record_of
 from .inside import kinds_of
 from .request import GalleryRequest
-from .run import check_kinds, explain_images
+from .run import UNTRAINED, Wanted, check_kinds, explain_images, record_of
 from .sheet import HEADINGS
 
 RECORD = "gallery.json"
@@ -32,10 +31,7 @@ def gallery(
 ) -> dict[str, Any]:
     """Look at all images with all models; write the page last, when everything that it shows is there.
 
-    Sheets go into a folder of the page's name, which replaces that of an earlier gallery.
-
-    Returns:
-        The record, which lies in the folder.
+    Sheets and the record, which is returned, go into a folder of the page's name, in place of an earlier one.
     """
     page, wanted = Path(request.out), Wanted(kinds=request.kinds)
     folder = _folder_of(page)

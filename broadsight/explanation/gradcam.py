@@ -21,11 +21,8 @@ class GradCam:
     The gradient is that of the logit of the predicted class, right or wrong, with respect to the last feature map that
     the answer depends on and that has more than one place. A ViT that answers by its class token does not depend on the
     patches that leave its last block, so its map is the one that enters this block. For a pooling that merges maps of
-    several levels it is the merged one: the backbone's last map is only a part of what is pooled.
-
-    Args:
-        classifier: Whose `model` is looked into.
-        kept: The classes that compete; all of the model's if None.
+    several levels it is the merged one: the backbone's last map is only a part of what is pooled. Only classes that are
+    `kept` compete, or all.
     """
 
     about = "Grad-CAM of the model's own answer"

@@ -56,9 +56,6 @@ def look_inside(
         image: (1, C, H, W), normalised; moved to the model's device and dtype.
         kinds: All that the model has if None.
         target: Number of the class that Grad-CAM explains; the predicted one if None.
-
-    Raises:
-        ValueError: The model lacks a kind, or this is not one image.
     """
     check_model(model)
     inner = uncompiled(model)

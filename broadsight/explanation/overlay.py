@@ -30,7 +30,6 @@ def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image
     region. Places outside of a mask are dark.
 
     Args:
-        image: What the model sees: resized and cropped.
         alpha: How much of the image gives way to the map, 0 to 1; the default depends on the form.
     """
     if alpha is not None and not 0 <= alpha <= 1:

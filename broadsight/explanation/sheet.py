@@ -56,7 +56,6 @@ def overview_sheet(
         looks: As `look_inside` gives them. The last Grad-CAM stands beside the image; of every kind there follow at
             most 8 columns, evenly chosen from its layers.
         answers: Names of classes with their probabilities, 0 to 1, the most probable first; five are shown.
-        title, subtitle: The model; more about it and the image.
         explained: Name of the class that Grad-CAM explains; marked among the answers.
         warning: A line in another colour, such as that the model is untrained.
     """

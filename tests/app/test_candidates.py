@@ -74,16 +74,8 @@ def test_open__refuses_what_does_not_fit(tmp_path, monkeypatch):
 
 def test_names__only_those_of_the_lists(found, monkeypatch):
     monkeypatch.setattr(module, "open_classifier", lambda *_, **__: pytest.fail("opened"))
-    for name in (
-        "../../etc/passwd",
-        "hf-hub:timm/resnet18",
-        "local-dir:/tmp",
-        None,
-        3,
-        ["a"],
-        {"path": "/etc"},
-        "x" * 999,
-    ):
+    paths = ("../../etc/passwd", "hf-hub:timm/resnet18", "local-dir:/tmp", {"path": "/etc"})
+    for name in (*paths, None, 3, ["a"], "x" * 999):
         for ask, words in ((found.of, "choose from the list"), (found.added, "timm has no model")):
             said = refusal(lambda ask=ask, name=name: ask(name))
             assert words in said and len(said) < 150

@@ -118,10 +118,7 @@ class AttentionLooks(Collector):
         return maps.unflatten(-1, grids[0].grid), OF_CLASS if of_class else RECEIVED
 
     def _among_channels(self, module: nn.Module, keys: int, heads: int) -> bool:
-        """Whether the keys are a head's channels: as many, and the module says so or other tokens came in.
-
-        XCiT's has a temperature for each head, DaViT's is called a channel attention.
-        """
+        """Whether the keys are a head's channels: as many, and the module says so or other tokens came in."""
         layer: Any = next(affine_layers(module), None)
         channels = getattr(layer, "in_features", None) or getattr(layer, "in_channels", None)
         shapes = [shape for shape in self.inputs.get(module, []) if len(shape) > 2]

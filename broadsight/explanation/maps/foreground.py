@@ -16,8 +16,7 @@ from .map import Collector, Look
 class ForegroundLooks(Collector):
     """Of every partial attention: the foreground it chose, the choices up to there, and its query of the background.
 
-    The choice is that of the run. Its history is counted on the finest grid of all layers, to which the others are
-    resized by nearest places.
+    Choices are counted on the finest grid of all layers, to which the others are resized by nearest places.
     """
 
     kind = "foreground"

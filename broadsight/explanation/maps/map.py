@@ -50,11 +50,10 @@ class LayerCall:
 
 
 class Collector:
-    """Collects the looks of one kind while one image (1, C, H, W) passes a model.
+    """Collects the looks of one kind while one image (1, C, H, W) passes a model, and changes nothing.
 
-    It is a context manager: hooks are on the model inside the `with`, and gone after it, however that ends. It keeps
-    the calls of some layers and their attentions, in order of execution, and changes nothing. `looks` is valid after
-    the pass, inside the `with` or after it.
+    A context manager: hooks are on the model inside the `with`, and gone after it, however that ends. It keeps calls
+    of some layers and their attentions, in order of execution. `looks` is valid after the pass.
     """
 
     kind: str

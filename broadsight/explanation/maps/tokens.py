@@ -1,5 +1,4 @@
-"""What tokens of the papers' layers look at: those of attention pooling (MAP), super tokens (STViT), and the abstract
-tokens of windows (MAT)."""
+"""What tokens look at: those of attention pooling (MAP), super tokens (STViT), and abstract tokens of windows (MAT)."""
 
 from typing import Any
 
@@ -126,10 +125,8 @@ class _Windows(Collector):
 
 
 class AbstractTokenLooks(_Windows):
-    """Of every layer: the abstract token's attention in its window, all windows side by side, mean over heads.
-
-    And how much attention each window's summary gets where the summaries are mixed, one value a window.
-    """
+    """Of every layer: the abstract token's attention in its window, all windows side by side, mean over heads; and
+    how much attention each window's summary gets where the summaries are mixed."""
 
     kind = "abstract-tokens"
 
