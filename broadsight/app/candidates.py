@@ -51,7 +51,13 @@ class Candidates:
     """
 
     def __init__(self, given: Sequence[Candidate], notes: Sequence[str] = (), device: str = "auto"):
-        self.given = _distinct(given)
+        counts = Counter(one.name for one in given)
+        self.given: dict[str, Candidate] = {}
+        for one in given:  # to a name that several share is added that of their folder, and if need be a number
+            name = one.name if counts[one.name] == 1 else f"{one.name} ({Path(one.source).absolute().name})"
+            numbered = chain([name], (f"{name} {number}" for number in count(2)))
+            name = next(free for free in numbered if free not in self.given)
+            self.given[name] = replace(one, name=name)
         self.names = list(self.given)
         self.classifiers = [name for name, one in self.given.items() if one.classifies]
         self.untrained = [name for name, one in self.given.items() if not one.trained]
@@ -154,17 +160,6 @@ def _open(source: str, *, size: int | None, device: str, **of_timm: Any) -> Cand
     run = open_run(source, size=size, device=device, **({} if folder else of_timm))
     trained = folder or bool(of_timm["checkpoint"]) or of_timm["pretrained"]
     return Candidate(run.title if trained else f"{run.title} (untrained)", source, trained, run)
-
-
-def _distinct(given: Sequence[Candidate]) -> dict[str, Candidate]:
-    """Candidates by name. To a name that several share is added that of their folder, and if need be a number."""
-    counts = Counter(one.name for one in given)
-    found: dict[str, Candidate] = {}
-    for one in given:
-        name = one.name if counts[one.name] == 1 else f"{one.name} ({Path(one.source).absolute().name})"
-        name = next(free for free in chain([name], (f"{name} {number}" for number in count(2))) if free not in found)
-        found[name] = replace(one, name=name)
-    return found
 
 
 def _excess(name: str) -> str:

@@ -57,16 +57,14 @@ class Gate:
 
     def refusal(self, scope: Any) -> Refusal | None:
         """Status and reason if a request is refused for what its first lines say."""
-        return _refusal_of_length(scope) or self._refusal_of_host(scope) or self._refusal_of_site(scope)
-
-    def _refusal_of_host(self, scope: Any) -> Refusal | None:
-        """Refuse a name that is not one of this server's."""
+        if refused := _refusal_of_length(scope):
+            return refused
         hosts = header(scope, b"host")
         if len(hosts) != 1:
             return 400, "a request must have one Host"
         if not self._is_allowed(hosts[0], scope):
             return 403, "this server does not answer to that host name; --allow-host NAME lets it"
-        return None
+        return self._refusal_of_site(scope)
 
     def _refusal_of_site(self, scope: Any) -> Refusal | None:
         """Refuse another site's page: `Origin` says so, or its browser does in `Sec-Fetch-Site`."""

@@ -54,8 +54,14 @@ def serving(
     """
     port, room, allowed = checked(host, port, megabytes, storage, allow_host)
     folder = Path(tempfile.mkdtemp(prefix="broadsight-app-")).resolve()
+
+    def remove() -> None:
+        with candidates.computing:  # an answer that is still computed must not be written
+            shutil.rmtree(folder, ignore_errors=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
+
     with ExitStack() as closing:
-        closing.callback(_remove, folder, candidates)
+        closing.callback(remove)
         closing.callback(_put_uploads_into, os.environ.get(TEMPORARY))
         _put_uploads_into(str(folder))
         need_gradio()
@@ -93,12 +99,6 @@ def _put_uploads_into(folder: str | None) -> None:
     """Tell Gradio where to put uploads; None leaves it to Gradio."""
     os.environ.pop(TEMPORARY, None)
     os.environ.update({TEMPORARY: folder} if folder else {})
-
-
-def _remove(folder: Path, candidates: Candidates) -> None:
-    with candidates.computing:  # an answer that is still computed must not be written
-        shutil.rmtree(folder, ignore_errors=True)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
 
 
 def _page(blocks: Any, most_bytes: int) -> Any:

@@ -89,18 +89,10 @@ class Storage:
             for _, path, size in found:
                 if min(bytes_left, files_left) >= 0:
                     break
-                if path not in self.lasting and _removed(path):
-                    bytes_left, files_left = bytes_left + size, files_left + 1
-                    if (parent := Path(path).parent) != self.folder:
-                        with suppress(OSError):  # others are in there, or it is gone
+                if path not in self.lasting:
+                    with suppress(OSError):  # in use, on Windows; then its folder is not empty
+                        Path(path).unlink(missing_ok=True)
+                        bytes_left, files_left = bytes_left + size, files_left + 1
+                        if (parent := Path(path).parent) != self.folder:
                             parent.rmdir()
             return min(bytes_left, files_left) >= 0
-
-
-def _removed(path: str) -> bool:
-    """Remove a file; False if it is in use, on Windows."""
-    try:
-        Path(path).unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True

@@ -75,7 +75,12 @@ def evaluate_dense(
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     run = open_asked(request)
-    part = _labelled(_part_of(run, request))
+    part = _part_of(run, request)
+    if told_quickly(part.images):  # classes that none of them shows, unless the run's own data says so
+        shown, place = labels_of_images(part.images), str(part.description.get("place") or part.description.get("val"))
+        told = {note.replace("validate on", "evaluate on") for note in part.notes}
+        more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
+        part = replace(part, notes=(*part.notes, *more))
     for note in part.notes:
         tell(note)
     return _score(run, part, request, progress)
@@ -105,17 +110,6 @@ def _part_of(run: DenseModel, request: Request) -> DensePart:
     drawn = np.random.default_rng(request.seed or 0).choice(len(part.images), request.samples, replace=False)
     images = DenseView(part.images, np.sort(drawn))
     return DensePart(images, part.notes, {**part.description, "images": len(images), "samples": request.samples})
-
-
-def _labelled(part: DensePart) -> DensePart:
-    """The same images, with notes on classes that none of them shows; a ValueError if there is no label at all."""
-    if not told_quickly(part.images):
-        return part
-    about = part.description
-    shown, place = labels_of_images(part.images), str(about.get("place") or about.get("val"))
-    told = {note.replace("validate on", "evaluate on") for note in part.notes}  # by the run's own data
-    more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
-    return replace(part, notes=(*part.notes, *more))
 
 
 def _score(

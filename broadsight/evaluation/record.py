@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..benchmark.timing import Summary
 from ..data.names import CsvRows
 from ..provenance import header
 from ..visual.metrics import label
@@ -115,6 +114,10 @@ def _headline(result: Result, how: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _model_facts(result: Result, how: Mapping[str, Any]) -> dict[str, Any]:
     classifier, side = result.task.classifier, result.task.classifier.transforms.size
+    latency = "not measured"
+    if summary := result.latency:
+        spread = f"fastest {summary.minimum:.2f} ms, quartiles {100 * summary.spread:.0f} % of the median apart"
+        latency = f"{summary.median:.2f} ms for one image ({spread}); {how['device']}, threads: {how['threads']}"
     rows = [
         ["model", classifier.title],
         ["from", classifier.source],
@@ -122,14 +125,9 @@ def _model_facts(result: Result, how: Mapping[str, Any]) -> dict[str, Any]:
         ["size", f"{4 * classifier.parameters / 1e6:.1f} MB in single precision"],
         ["image", f"{side} x {side} pixels, {classifier.transforms.channels} channels"],
         ["MACs", "not counted" if result.macs is None else f"{result.macs / 1e9:.3f} G"],
-        ["latency", "not measured" if result.latency is None else _latency(result.latency, how)],
+        ["latency", latency],
     ]
     return {"group": "Model", "rows": rows}
-
-
-def _latency(summary: Summary, how: Mapping[str, Any]) -> str:
-    spread = f"fastest {summary.minimum:.2f} ms, quartiles {100 * summary.spread:.0f} % of the median apart"
-    return f"{summary.median:.2f} ms for one image ({spread}); {how['device']}, threads: {how['threads']}"
 
 
 def _data_facts(evaluation: Evaluation) -> dict[str, Any]:

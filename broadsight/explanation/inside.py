@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +59,13 @@ def look_inside(
     check_model(model)
     inner = uncompiled(model)
     wanted = kinds_of(inner) if kinds is None else _checked(inner, kinds)
-    _check_image(image)
+    if not isinstance(image, Tensor):
+        raise ValueError(f"image is a {type(image).__name__}; expected a normalised tensor (1, C, H, W)")
+    if image.ndim != 4 or len(image) != 1:
+        hint = {3: "; pass image[None]", 4: "; look at one at a time"}.get(image.ndim, "")
+        raise ValueError(f"image has shape {tuple(image.shape)}; expected one, as (1, C, H, W){hint}")
+    if not image.is_floating_point():
+        raise ValueError(f"image has dtype {image.dtype}; expected normalised floats, as the model's transforms give")
     image = moved(image, inner)
     size = (image.shape[-2], image.shape[-1])
     collectors = [collector(inner, size) for kind, collector in COLLECTORS.items() if kind in wanted]
@@ -100,13 +105,3 @@ def _checked(model: nn.Module, kinds: str | Iterable[str]) -> list[str]:
     if not kinds:
         raise ValueError(f"no kind was asked for; {name} has {has}")
     return kinds
-
-
-def _check_image(image: Any) -> None:
-    if not isinstance(image, Tensor):
-        raise ValueError(f"image is a {type(image).__name__}; expected a normalised tensor (1, C, H, W)")
-    if image.ndim != 4 or len(image) != 1:
-        hint = {3: "; pass image[None]", 4: "; look at one at a time"}.get(image.ndim, "")
-        raise ValueError(f"image has shape {tuple(image.shape)}; expected one, as (1, C, H, W){hint}")
-    if not image.is_floating_point():
-        raise ValueError(f"image has dtype {image.dtype}; expected normalised floats, as the model's transforms give")

@@ -244,9 +244,13 @@ def write_files(
     answers = list(zip(looked.places, looked.probabilities, strict=True))
     out.mkdir(parents=True, exist_ok=True)
     singles = [f"{stem}/{key}.png" for key in keys] if wanted.singles else [None] * len(keys)
-    for look, file in zip(looked.looks, singles, strict=True):
+    entries = []
+    for look, key, file in zip(looked.looks, keys, singles, strict=True):
         if file is not None:
             _save(overlay(looked.image, look), out / file)
+        fields, values = {name: value for name, value in vars(look).items() if name != "values"}, look.values.double()
+        ends = {"smallest": float(f"{values.min():.6g}"), "largest": float(f"{values.max():.6g}")}
+        entries.append({**fields, "size": list(values.shape), **ends, "array": key, "file": file})
     if wanted.raw:
         arrays = {key: look.values.numpy() for key, look in zip(keys, looked.looks, strict=True)}
         with whole_file(out / f"{stem}.npz") as unfinished, open(unfinished, "wb") as file:
@@ -266,16 +270,8 @@ def write_files(
             {"class": names[place], "index": place, "probability": float(f"{value:.6g}")} for place, value in answers
         ],
         "explained": {"class": names[looked.explained], "index": looked.explained},
-        "looks": [_entry(*parts) for parts in zip(looked.looks, keys, singles, strict=True)],
+        "looks": entries,
     }
-
-
-def _entry(look: Look, key: str, file: str | None) -> dict[str, Any]:
-    """What the record says of a look: all but its values."""
-    fields = {name: value for name, value in vars(look).items() if name != "values"}
-    values = look.values.double()
-    ends = {"smallest": float(f"{values.min():.6g}"), "largest": float(f"{values.max():.6g}")}
-    return {**fields, "size": list(values.shape), **ends, "array": key, "file": file}
 
 
 def _keys(looks: Sequence[Look]) -> list[str]:

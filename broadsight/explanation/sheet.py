@@ -146,7 +146,11 @@ def _first(
     _write(part, (left, top - 8), "answers", WORDS, BIG, TEXT)
     _bars(part, (left, top), answers, explained)
     if any(look.form == "heat" for look in looks):
-        _scale(part, (left, part.height - 46 - GAP))
+        top = part.height - 46 - GAP
+        part.paste(colour_bar(200, 14), (left + 30, top + 2))
+        words = "every map from its own smallest value to its largest"
+        for x, y, text in ((0, 13, "low"), (238, 13, "high"), (0, 34, words)):
+            _write(part, (left + x, top + y), text, SMALL, part.width - MARGIN - left - x, MUTED)
     return part
 
 
@@ -170,14 +174,6 @@ def _bars(
     elif explained:
         pen.rounded_rectangle((left, top + 4, left + 12, top + 16), 3, fill=colour(5))
         _write(part, (left + 18, top + 14), "the class that Grad-CAM explains", SMALL, 400, MUTED)
-
-
-def _scale(part: Image.Image, place: tuple[int, int]) -> None:
-    left, top = place
-    part.paste(colour_bar(200, 14), (left + 30, top + 2))
-    written = ((0, 13, "low"), (238, 13, "high"), (0, 34, "every map from its own smallest value to its largest"))
-    for x, y, words in written:
-        _write(part, (left + x, top + y), words, SMALL, part.width - MARGIN - left - x, MUTED)
 
 
 def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Image:
