@@ -30,8 +30,7 @@ def looked():
 
 def test_looked__by_depth_and_title(looked):
     assert looked.depths == 3
-    assert [one.title for one in looked.at(0)] == ["a", "b"]
-    assert [one.depth for one in looked.at(99)] == [2, 2]
+    assert [one.title for one in looked.at(0)] == ["a", "b"] and [one.depth for one in looked.at(99)] == [2, 2]
     assert looked.one(0, "b") is looked.looks[1]
     assert looked.one(2, "a") is looked.looks[2]  # no such title there: the first
     for depth in (None, "x", float("nan"), -3):
@@ -80,17 +79,13 @@ def test_look__leaves_the_model_as_it_was(model):
     assert not any(parameter.requires_grad for parameter in model.run.model.parameters())
 
 
-def test_kinds__every_one_has_a_name():
+def test_choices__of_kinds_and_classes(model):
     from broadsight.explanation.inside import KINDS
 
     assert set(KINDS) == set(looking.KINDS)
     assert kind_called("MAP tokens") == "map-tokens"
-    for words in ("map-tokens", None, 3, ["Grad-CAM"]):
-        assert "no such kind" in refusal(lambda words=words: kind_called(words))
-
-
-def test_class__by_choice(model):
     assert classes_of(model)[:2] == [LIKELY, "0: crab"]
     assert [class_called(model, words) for words in (None, LIKELY, "3: butterfly")] == [None, None, 3]
-    for words in ("crab", "99: crab", 3, ["0: crab"]):
+    for words in ("map-tokens", 3, "crab", "99: crab", ["Grad-CAM"], ["0: crab"]):
+        assert "no such kind" in refusal(lambda words=words: kind_called(words))
         assert "no such class" in refusal(lambda words=words: class_called(model, words))

@@ -67,9 +67,6 @@ def labels(found) -> dict[str, int]:
     return {name.partition("/")[0]: found.source.label(row) for row, name in enumerate(found.source.names)}
 
 
-# --- classes -------------------------------------------------------------------------------------------------------
-
-
 def test_classes__by_hand():
     assert len(synsets()) == len(imagenet_names()) == len(set(imagenet_names())) == 1000
     assert synsets()[0] == "n01440764" and synsets()[999] == "n15075141"
@@ -85,9 +82,6 @@ def test_indices_of():
     for strange in ([], ["cat"], ["n01440764", "cat"], ["n01440764", "0"], ["n00000001"], list("0123456789")):
         assert indices_of(strange) is None
     assert indices_of([*map(str, range(999)), "1000"]) is None
-
-
-# --- the sets ------------------------------------------------------------------------------------------------------
 
 
 def test_imagenet(family):
@@ -164,9 +158,6 @@ def test_part_of_imagenet__is_no_set(tmp_path):
         wrong(path, f"imagenet-{subset}", f"has {title}'s class folders, but images of the validation set; give")
     path = fill(tmp_path / "few", ["n01440764", "n01443537"], "ILSVRC2012_val_00000001.JPEG")
     assert held(path) == []  # nor is the first class folder ReaL
-
-
-# --- ReaL ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -264,9 +255,6 @@ def test_real__wrong_labels(tmp_path, text, said):
     assert "\n" not in str(error.value) and str(error.value).startswith(str(tmp_path / "real.json"))
 
 
-# --- several -------------------------------------------------------------------------------------------------------
-
-
 def test_find_sets(family, tmp_path):
     found = find_sets(family)
     assert list(found) == [name for name in SETS if name != "imagenet-v2"]
@@ -305,9 +293,6 @@ def test_one_level_too_high(family, tmp_path):
     assert open_set(family, "imagenet").path.name == "val"
     text = "has several folders of the shape of ImageNet-V2: imagenetv2-matched-frequency-format-val/, "
     wrong(family, "imagenet-v2", text, "; give one of")
-
-
-# --- wrong shapes --------------------------------------------------------------------------------------------------
 
 
 def test_wrong__place(tmp_path):

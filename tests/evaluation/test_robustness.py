@@ -99,9 +99,6 @@ def rows_of(suite):
     return [(row.case, row.at, row.top1) for row in suite.rows]
 
 
-# ---- occlusion
-
-
 @pytest.mark.parametrize(
     ("height", "width", "side", "rows", "columns"),
     [
@@ -128,9 +125,6 @@ def test_occlusion__counted_by_hand():
     assert suite.summary == {"clean": 100, "half the side": 50}
     assert {row.images for row in suite.rows} == {8}
     assert "half the side" not in run_suite("occlusion", finds_bright(8), source, choices=Choices(sides=(1,))).summary
-
-
-# ---- attack
 
 
 def test_direction__is_that_of_the_closed_form():
@@ -181,9 +175,6 @@ def test_fgsm__counted_by_hand(kept):
     # Distances 7.5, 2.5, 1.5, 2.5, 7.5, 12.5, 127.5, 127.5
     assert rows_of(suite) == [("fgsm", at, 100 * right / 8) for at, right in ((0, 8), (1, 8), (2, 7), (4, 5), (8, 3))]
     assert suite.summary == {"clean": 100, "8/255": 37.5}
-
-
-# ---- removal
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (7, 7)])
@@ -259,9 +250,6 @@ def test_saliency__of_a_wrong_kind(found, message):
         checked_saliency(found, torch.zeros(2, 3, 4, 4))
 
 
-# ---- corruptions
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
     source, transforms = noise(5, 40, channels), Transforms(16, channels, crop_pct=0.5, interpolation="bilinear")
@@ -307,9 +295,6 @@ def test_cases__all_of_them_without_choices():
     assert [passes_of(name, Choices()) for name in SUITES] == [4, 4, 30, 76]
     assert Choices().cases("corruptions") == [("clean", 0), *itertools.product(CORRUPTIONS, range(1, 6))]
     assert Choices(severities=(5, 1, 5)).cases("corruptions")[1:3] == [("gaussian_noise", 1), ("gaussian_noise", 5)]
-
-
-# ---- all of them
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "pooled"])
@@ -372,11 +357,10 @@ def test_images_that_cannot_be_read():
     suite = run_suite("occlusion", finds_bright(8), source, batch=1)
     assert [(row.top1, row.images) for row in suite.rows] == [(100, 2), (50, 2), (50, 2), (50, 2)]
     assert suite.skipped == {"1.png": "cut short"}
-    with pytest.raises(RuntimeError, match=r"1.png cannot be read"):
-        run_suite("occlusion", finds_bright(8), source, strict=True)
-    source.broken = (0, 1, 2)
-    with pytest.raises(RuntimeError, match="none of the 3 images can be read"):
-        run_suite("fgsm", finds_bright(8), source)
+    for broken, strict, words in (((1,), True, "1.png cannot be read"), ((0, 1, 2), False, "none of the 3 images")):
+        source.broken = broken
+        with pytest.raises(RuntimeError, match=words):
+            run_suite("fgsm", finds_bright(8), source, strict=strict)
 
 
 @pytest.mark.parametrize(

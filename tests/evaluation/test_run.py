@@ -131,9 +131,6 @@ def test_measure__latencies_are_taken_in_turns_and_macs_may_not_be_counted(brigh
     assert [name for name, _ in order[:4]] == ["a", "b", "b", "a"]
 
 
-# ---- the command
-
-
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

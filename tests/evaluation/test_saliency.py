@@ -107,7 +107,7 @@ def test_gradcam__by_hand(name):
 def test_gradcam__of_the_classes_that_compete():
     model, place, size, as_map = made("test_resnet")
     images, kept = torch.randn(3, 3, *size), [2, 7]
-    found = GradCam(classifier_of(model), np.array(kept))(images, batch_of(images))
+    found = GradCam(classifier_of(model), np.array(kept))(images)
     assert close_to(found, cam_by_hand(model, place, images, as_map, kept))
 
 
@@ -141,13 +141,8 @@ def test_gradcam__refused():
         def forward(self, x):
             return x.flatten(1)[:, :2]
 
-    with pytest.raises(
-        ValueError, match="gradcam finds no feature map in Flat that its answers depend on; use another"
-    ):
-        GradCam(classifier_of(Flat()))(torch.randn(1, 3, 8, 8), batch_of(torch.randn(1, 3, 8, 8)))
-
-
-# ---- attention
+    with pytest.raises(ValueError, match="gradcam finds no feature map in Flat that its answers depend on; use anot"):
+        GradCam(classifier_of(Flat()))(torch.randn(1, 3, 8, 8))
 
 
 def attention_by_hand(model, images):
@@ -217,9 +212,6 @@ def test_dino__weights(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-# ---- scenes
-
-
 @pytest.fixture(scope="module")
 def scenes():
     return Scenes(12, size=64, seed=5, split="val")
@@ -275,9 +267,6 @@ def test_scene_saliency__refused(scenes):
 
     with pytest.raises(ValueError, match="Reversed numbers its scenes in a way of its own"):
         SceneSaliency(Reversed(scenes), Transforms(64))
-
-
-# ---- names
 
 
 def test_from_name(scenes, tmp_path):
