@@ -1,4 +1,4 @@
-"""Answers of models to one image, side by side, and the time that each takes."""
+"""Answers of models to one image, side by side, the time that each takes, and all of it as cards of HTML."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +13,18 @@ from ..benchmark.timing import Summary, summarize
 from ..evaluation.run import times_in_turns
 from ..prediction.dense import finder, told
 from ..runs.classifier import Classifier
+from ..visual import html
 from ..visual.objects import draw_objects, draw_semantic
+from ..visual.plots import PALETTE
 from .candidates import Candidate
 
 TOP = 5
 ROUNDS, SECONDS = 7, 2.0  # timed passes of each model; fewer if all together would take longer
 THRESHOLD = 0.5
 ROWS = 20  # objects that a table lists
+TASKS = {"classify": "classification", "detect": "detection", "instances": "instance segmentation"}
+TASKS |= {"segment": "semantic segmentation", "keypoints": "keypoints"}
+OBJECTS, SHARES = ("class", "score", "x, y", "size"), ("class", "share of the image")
 
 
 @dataclass(frozen=True)
@@ -98,3 +103,30 @@ def _said(run: Any, image: Image.Image, found: Any, threshold: float) -> dict[st
         options = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)
         drawn = draw_objects(image, found, run.classes, threshold=lowest, **options)
     return dict(words=told(run, found, threshold), rows=tuple(rows[:ROWS]), drawn=drawn)
+
+
+def cards(answers: Sequence[Answer], order: Sequence[str]) -> str:
+    """Write all answers side by side; a model has the colour of its place in `order`, here and in the comparison."""
+    shown = []
+    for one in answers:
+        columns = SHARES if one.task == "segment" else OBJECTS
+        look = dict(task=TASKS[one.task], colour=colour_of(one.name, order), columns=columns)
+        shown.append(vars(one) | look | dict(drawn=one.drawn and data_uri(one.drawn)))
+    return html.render("app/cards", cards=shown)
+
+
+def colour_of(name: str, order: Sequence[str]) -> str:
+    """Colour of a model by its place in `order`; the first for a name that is not there."""
+    return PALETTE[order.index(name) % len(PALETTE)] if name in order else PALETTE[0]
+
+
+def hint(text: str) -> str:
+    """Write a quiet line for a place where something will appear."""
+    return html.render("app/hint", text=text)
+
+
+def data_uri(image: Image.Image) -> str:
+    """Encode an image, at most 900 pixels wide and high, inside the page itself: nothing of it is left on the disk."""
+    small = image.copy()
+    small.thumbnail((900, 900))
+    return html.data_uri(small, "WEBP", quality=90)

@@ -9,9 +9,8 @@ import gradio as gr
 from ..report.colours import DARK, LIGHT, TEXT, mix, readable
 from ..visual import html
 from ..visual.plots import PALETTE
-from .answers import THRESHOLD, answer
+from .answers import THRESHOLD, answer, cards, hint
 from .candidates import Candidates
-from .cards import cards, hint
 from .compare_tab import add_compare_tab
 from .inside_tab import NAME as LOOK
 from .inside_tab import add_look_tab

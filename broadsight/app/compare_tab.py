@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 import timm
 
-from .cards import hint
+from .answers import hint
 from .comparison import AXES, MOST, Row, compare, first_axes, plot, points, table
 from .page_parts import COMPUTE, RAW, Page, in_one_line
 from .samples import sample

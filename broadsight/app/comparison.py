@@ -21,9 +21,8 @@ from ..training.run_folder import RunFolder
 from ..visual import html
 from ..visual.metrics import GOALS, label
 from ..visual.words import milliseconds
-from .answers import answer
+from .answers import TASKS, answer, colour_of
 from .candidates import Candidate
-from .cards import TASKS, colour_of
 from .gate import without_paths
 
 MOST = 6  # models at once, each with a colour of its own

@@ -13,9 +13,8 @@ from ..explanation.overlay import colour_bar, is_flat
 from ..explanation.sheet import overview_sheet
 from ..runs.classifier import Classifier
 from ..visual import html
-from .answers import image_of, top_classes
+from .answers import data_uri, image_of, top_classes
 from .candidates import Candidate
-from .cards import data_uri
 
 KINDS = {
     "gradcam": "Grad-CAM",

@@ -8,7 +8,7 @@ import gradio as gr
 
 from ..explanation.overlay import overlay
 from . import inside as looking
-from .cards import hint
+from .answers import hint
 from .inside import Looked
 from .page_parts import COMPUTE, RAW, Page, in_one_line
 
@@ -39,12 +39,12 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
             overview = gr.Button("Draw the overview sheet", elem_id="look-sheet-button")
             download = gr.DownloadButton("Download the sheet (PNG)", visible=False, elem_id="look-sheet-download")
         with gr.Column(scale=3, min_width=300):
-            words = dict(label="Map over the image", alt_text="The image with the chosen map laid over it")
-            shown = gr.Image(elem_id="look-map", **words, **DRAWN)
+            alt = "The image with the chosen map laid over it"
+            shown = gr.Image(label="Map over the image", elem_id="look-map", alt_text=alt, **DRAWN)
             caption = gr.HTML(EMPTY, elem_id="look-caption", padding=False)
-    words = dict(label="Overview: all maps, depth from left to right")
-    words |= dict(alt_text="Overview sheet: the image, the answers and all maps")
-    sheet = gr.Image(visible=False, elem_id="look-sheet", **words, **DRAWN)
+    words: dict[str, Any] = dict(label="Overview: all maps, depth from left to right", elem_id="look-sheet")
+    alt = "Overview sheet: the image, the answers and all maps"
+    sheet = gr.Image(visible=False, alt_text=alt, **words, **DRAWN)
 
     def picked(found: Looked, place: Any, wanted: Any) -> tuple[Any, ...]:
         """Choices of titles, image and caption for a position of the slider, which counts from 1."""

@@ -175,7 +175,7 @@ def _shown(run: DenseModel, images: Any, skipped: Container[str], scorer: Any) -
             continue
         image, target = images[index]
         if run.top_down:
-            found = scorer.predictions(index)
+            found: Any = scorer.predictions(index)
         elif run.task == "segment":
             found = scorer.find(run.model, pixels_of(image)).argmax(0).cpu()
         else:

@@ -67,14 +67,10 @@ def _result_record(result: Result, bins: int) -> dict[str, Any]:
 
 def _model_record(result: Result) -> dict[str, Any]:
     classifier = result.task.classifier
-    return {
-        "title": classifier.title,
-        "source": classifier.source,
-        "parameters": classifier.parameters,
-        "macs": result.macs,
-        "input_size": [classifier.transforms.channels, classifier.transforms.size, classifier.transforms.size],
-        "latency_ms": None if result.latency is None else asdict(result.latency),
-    }
+    size = [classifier.transforms.channels, classifier.transforms.size, classifier.transforms.size]
+    latency = None if result.latency is None else asdict(result.latency)
+    names = {name: getattr(classifier, name) for name in ("title", "source", "parameters")}
+    return {**names, "macs": result.macs, "input_size": size, "latency_ms": latency}
 
 
 def _suite_records(result: Result) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def gallery(
             tell(f"{classifier.title} is {UNTRAINED}")
     sources = [images.of(classifier)[0] for classifier, _ in models]  # the same images, each as the model wants them
     total, done = sum(map(len, sources)), 0
-    records = []
+    records: list[dict[str, Any]] = []
     page.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder, replace=True) as unfinished:
         names = _unique([classifier.title for classifier, _ in models])

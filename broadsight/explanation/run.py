@@ -240,6 +240,12 @@ def write_files(
     classifier: Classifier, looked: Seen, wanted: Wanted, out: Path, name: str, stem: str, untrained: bool
 ) -> dict[str, Any]:
     """The files of one image, the sheet last; its entry in the record."""
+
+    def save(image: Image.Image, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as unfinished:
+            image.save(unfinished, "PNG")
+
     names, keys = classifier.classes, _keys(looked.looks)
     answers = list(zip(looked.places, looked.probabilities, strict=True))
     out.mkdir(parents=True, exist_ok=True)
@@ -247,7 +253,7 @@ def write_files(
     entries = []
     for look, key, file in zip(looked.looks, keys, singles, strict=True):
         if file is not None:
-            _save(overlay(looked.image, look), out / file)
+            save(overlay(looked.image, look), out / file)
         fields, values = {name: value for name, value in vars(look).items() if name != "values"}, look.values.double()
         ends = {"smallest": float(f"{values.min():.6g}"), "largest": float(f"{values.max():.6g}")}
         entries.append({**fields, "size": list(values.shape), **ends, "array": key, "file": file})
@@ -261,17 +267,11 @@ def write_files(
     named = [(names[place], value) for place, value in answers]
     warning = UNTRAINED if untrained else ""
     sheet = overview_sheet(looked.image, looked.looks, named, classifier.title, **words, warning=warning)
-    _save(sheet, out / f"{stem}.png")
-    return {
-        "file": name,
-        "sheet": f"{stem}.png",
-        "raw": f"{stem}.npz" if wanted.raw else None,
-        "predictions": [
-            {"class": names[place], "index": place, "probability": float(f"{value:.6g}")} for place, value in answers
-        ],
-        "explained": {"class": names[looked.explained], "index": looked.explained},
-        "looks": entries,
-    }
+    save(sheet, out / f"{stem}.png")
+    predictions = [{"class": names[at], "index": at, "probability": float(f"{value:.6g}")} for at, value in answers]
+    files = {"file": name, "sheet": f"{stem}.png", "raw": f"{stem}.npz" if wanted.raw else None}
+    explained = {"class": names[looked.explained], "index": looked.explained}
+    return {**files, "predictions": predictions, "explained": explained, "looks": entries}
 
 
 def _keys(looks: Sequence[Look]) -> list[str]:
@@ -286,12 +286,6 @@ def _keys(looks: Sequence[Look]) -> list[str]:
     return keys
 
 
-def _save(image: Image.Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as unfinished:
-        image.save(unfinished, "PNG")
-
-
 def record_of(
     classifier: Classifier, found: Explained, wanted: Wanted, *, command: str = "", weights: str = "", data: str = ""
 ) -> dict[str, Any]:
@@ -301,14 +295,9 @@ def record_of(
     for entry in found.entries:
         for look in entry["looks"]:
             layers.setdefault(look["kind"], {})[look["layer"]] = None
+    model = {name: getattr(classifier, name) for name in ("title", "source", "parameters")}
     return {
-        "model": {
-            "title": classifier.title,
-            "source": classifier.source,
-            "parameters": classifier.parameters,
-            "weights": weights,
-            "kinds": list(kinds_of(classifier.model)),
-        },
+        "model": {**model, "weights": weights, "kinds": list(kinds_of(classifier.model))},
         "image": {"size": transforms.size, "channels": transforms.channels, "crop_pct": transforms.crop_pct},
         "device": classifier.device.type,
         "data": data,

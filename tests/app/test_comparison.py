@@ -12,7 +12,7 @@ from broadsight.benchmark.timing import Summary
 from broadsight.evaluation.run import macs_of
 from broadsight.runs.classifier import open_classifier
 from broadsight.visual.plots import PALETTE
-from tests.app.test_cards import EVIL, tags
+from tests.app.test_answers import EVIL, tags
 from tests.training.small_runs import leave_run, refusal
 
 
