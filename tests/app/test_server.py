@@ -19,8 +19,7 @@ def taken():
 def test_port__the_one_asked_for_or_an_error_else_the_next_that_is_free(taken, monkeypatch):
     for host, port, words in (
         ("127.0.0.1", taken, f"--port {taken} is taken"),
-        *(("127.0.0.1", port, "expected 1 to 65535") for port in (0, -1, 65536)),
-        ("203.0.113.7", None, "no address of this computer"),
+        ("127.0.0.1", 0, "expected 1 to 65535"),
         ("no.such.host.invalid", 7860, "no address of this computer"),
     ):
         assert words in refusal(lambda host=host, port=port: free_port(host, port))

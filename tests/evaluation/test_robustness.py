@@ -30,8 +30,9 @@ from broadsight.evaluation.robustness import (
 )
 from broadsight.evaluation.saliency import GradCam
 from broadsight.evaluation.suites import SUITES, Choices, passes_of
-from broadsight.runs.classifier import Classifier
 from broadsight.surgery.pooling import swap_pool
+
+from .test_saliency import classifier_of
 
 QUICK = Choices(("contrast", "gaussian_noise"), severities=(1, 5), epsilons=(8,), sides=(0.5,), fractions=(0.5,))
 
@@ -55,8 +56,7 @@ class Arrays:
     def open(self, index):
         if index in self.broken:
             raise UnreadableImage(f"{index}.png: cut short")
-        image = self.images[index]
-        return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+        return Image.fromarray(self.images[index].squeeze())
 
 
 class Linear:
@@ -82,12 +82,6 @@ def bright(size, *places):
     for image, (row, column) in zip(images, places, strict=True):
         image[row, column] = 255
     return Arrays(images, [1] * len(places))
-
-
-def classifier_of(model, size=32):
-    transforms = Transforms(size, crop_pct=1.0)
-    normalise = Normalise(transforms.mean, transforms.std)
-    return Classifier("it", "it", model, transforms, None, normalise, {})
 
 
 def noise(count, size, channels=3, classes=10, seed=0):
@@ -211,24 +205,23 @@ def test_salient__counted_by_hand():
     source = bright(4, (0, 0), (1, 3), (2, 2), (3, 1))
     options = dict(choices=Choices(fractions=(0.25, 0.5)), saliency=lambda images, batch: images[:, 0])
     suite = run_suite("salient", finds_bright(4), source, **options, batch=3, seed=7)
-    assert suite.curve("salient first") == [(0, 100), (0.25, 0), (0.5, 0)]
-    assert suite.curve("least salient first") == [(0, 100), (0.25, 100), (0.5, 100)]
+    for order, (middle, last) in (("salient first", (0, 0)), ("least salient first", (100, 100))):
+        assert suite.curve(order) == [(0, 100), (0.25, middle), (0.5, last)]
     left = []
     for index, place in enumerate((0, 7, 10, 13)):
         generator = torch.Generator().manual_seed(mixed(7, index))
         torch.randperm(16, generator=generator)  # for ties
         left.append(torch.randperm(16, generator=generator)[place])
-    random = [(0, 100.0), *((at, 100 * sum(rank >= 16 * at for rank in left).item() / 4) for at in (0.25, 0.5))]
-    assert suite.curve("random") == random
-    middle, last = random[1][1], random[2][1]
-    assert suite.summary == {
-        "clean": 100,
-        "area, salient first": 25,  # (100 + 0) / 2 over half of the way, 0 over the rest
-        "area, random": pytest.approx((100 + middle) / 4 + (middle + last) / 4),
-        "area, least salient first": 100,
-        "gap to random": pytest.approx((100 + middle) / 4 + (middle + last) / 4 - 25),
-        "gap to least salient": 75,
-    }
+    middle, last = (100 * sum(rank >= 16 * at for rank in left).item() / 4 for at in (0.25, 0.5))
+    assert suite.curve("random") == [(0, 100.0), (0.25, middle), (0.5, last)]
+    salient, random, least = (
+        25,
+        (100 + middle) / 4 + (middle + last) / 4,
+        100,
+    )  # 25: half of the way falls from 100 to 0
+    areas = dict(zip((f"area, {order}" for order in ORDERS), (salient, random, least), strict=True))
+    gaps = {"gap to random": random - salient, "gap to least salient": least - salient}
+    assert suite.summary == pytest.approx({"clean": 100} | areas | gaps)
 
 
 def test_area__is_the_mean_height():

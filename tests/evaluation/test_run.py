@@ -20,6 +20,7 @@ from broadsight.report.run import write_evaluation
 from broadsight.runs.classifier import open_classifier
 
 from ..training.small_runs import fill, leave_run, refusal
+from .test_tasks import name_classes
 
 CLASSES = ["red", "green", "blue"]
 
@@ -51,8 +52,7 @@ class Brightest(torch.nn.Module):
 def brightest(tmp_path, monkeypatch):
     """A run whose model names the brightest channel; how it is loaded is tested elsewhere."""
     folder, _ = leave_run(tmp_path / "run", num_classes=3)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "label_names": CLASSES}))
+    name_classes(folder, CLASSES)
 
     def opened(source, **options):
         classifier = open_classifier(source, device="cpu")
