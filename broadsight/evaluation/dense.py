@@ -174,15 +174,13 @@ def _shown(run: DenseModel, images: Any, skipped: Container[str], scorer: Any) -
         if images.name(index) in skipped:
             continue
         image, target = images[index]
-        if run.top_down:
-            found: Any = scorer.predictions(index)
-        elif run.task == "segment":
-            found = scorer.find(run.model, pixels_of(image)).argmax(0).cpu()
-        else:
-            found = {key: value.cpu() for key, value in scorer.find(run.model, [pixels_of(image)])[0].items()}
+        found: Any
         if run.task == "segment":
-            names = [run.classes[place] for place in found.unique().tolist() if place < len(run.classes)]
+            classes = found = scorer.find(run.model, pixels_of(image)).argmax(0).cpu()
+            names = [run.classes[place] for place in classes.unique().tolist() if place < len(run.classes)]
         else:
+            found = scorer.predictions(index) if run.top_down else scorer.find(run.model, [pixels_of(image)])[0]
+            found = {key: value.cpu() for key, value in found.items()}
             names = [run.classes[label - 1] for label in found["labels"][found["scores"] >= 0.5].tolist()]
         words = f"truth beside what was found: {', '.join(names) or 'nothing'}"
         yield CaptionedImage(truth_and(run, image, target, found), images.name(index), words)

@@ -1,7 +1,7 @@
 """The models of the page: those named, the newest runs, or an untrained one; and none that was not meant."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -52,16 +52,11 @@ def test_open__no_run_at_all_gives_the_untrained_model(tmp_path):
     assert classifier.labels == CLASSES
     with torch.inference_mode():
         assert classifier.logits(torch.zeros(1, 3, 96, 96)).shape == (1, 10)
-
-
-def test_untrained__the_same_at_every_start_and_leaves_the_seed_alone():
     torch.manual_seed(3)
-    one = untrained("cpu").run
-    after = torch.rand(1)
+    one, after = untrained("cpu").run.model, torch.rand(1)  # the same at every start, and the seed is left alone
     torch.manual_seed(3)
     assert torch.equal(torch.rand(1), after)
-    two = untrained("cpu").run
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
+    assert all(map(torch.equal, one.parameters(), untrained("cpu").run.model.parameters()))
 
 
 def test_open__refuses_what_does_not_fit(tmp_path, monkeypatch):
@@ -100,13 +95,5 @@ def test_added__too_large_ones_are_refused_before_they_are_made(found, monkeypat
 
 
 def test_computing__one_at_a_time(found):
-    taken = []
-
-    def attempt() -> None:
-        taken.append(found.computing.acquire(blocking=False))
-
-    with found.computing:
-        thread = threading.Thread(target=attempt)
-        thread.start()
-        thread.join()
-    assert taken == [False]
+    with found.computing, ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(found.computing.acquire, blocking=False).result()

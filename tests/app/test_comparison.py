@@ -44,20 +44,18 @@ def test_compare__figures_of_each(run):
     assert f"at most {MOST}" in refusal(lambda: compare([run] * (MOST + 1), Image.new("RGB", (40, 40))))
 
 
-def test_accuracy__an_evaluation_of_this_model_comes_first(run, tmp_path):
-    evaluation(tmp_path / "e" / "other", tmp_path / "runs" / "another", top1=99.0)
-    evaluation(tmp_path / "e" / "without", run.source, loss=1.0)
-    (tmp_path / "e" / "damaged").mkdir()
-    (tmp_path / "e" / "damaged" / "evaluation.json").write_text("[")
-    assert accuracy_of(run, tmp_path / "e") == (34.5, "validation of the run")
-    evaluation(tmp_path / "e" / "mine", run.source, top1=41.0)
-    assert accuracy_of(run, tmp_path / "e") == (41.0, "evaluation mine")
-
-
-def test_accuracy__random_weights_have_none(run, tmp_path):
-    evaluation(tmp_path / "e" / "x", "resnet18", top1=70.0)
-    assert accuracy_of(Candidate("resnet18", "resnet18", False, run.run), tmp_path / "e") == (None, "")
-    assert accuracy_of(Candidate("resnet18", "resnet18", True, run.run), tmp_path / "e") == (70.0, "evaluation x")
+def test_accuracy__an_evaluation_of_this_model_comes_first_and_random_weights_have_none(run, tmp_path):
+    folder = tmp_path / "e"
+    evaluation(folder / "other", tmp_path / "runs" / "another", top1=99.0)
+    evaluation(folder / "without", run.source, loss=1.0)
+    evaluation(folder / "x", "resnet18", top1=70.0)
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "evaluation.json").write_text("[")
+    assert accuracy_of(run, folder) == (34.5, "validation of the run")
+    for trained, expected in ((False, (None, "")), (True, (70.0, "evaluation x"))):
+        assert accuracy_of(Candidate("resnet18", "resnet18", trained, run.run), folder) == expected
+    evaluation(folder / "mine", run.source, top1=41.0)
+    assert accuracy_of(run, folder) == (41.0, "evaluation mine")
 
 
 def test_points__values_on_the_axes():

@@ -156,15 +156,12 @@ def test_per_class__by_hand(hand):
     assert absent == dict(zip(names, ("1", 0, 0, None, None, None, None, 0), strict=True))
 
 
-def test_most_confused__the_most_frequent_first(hand):
+def test_mistakes__the_most_frequent_and_the_most_confident_first(hand):
     assert most_confused(hand, "abc") == [
         {"class": "c", "as": "a", "count": 2, "share": 100},
         {"class": "a", "as": "b", "count": 1, "share": 50},
     ]
     assert len(most_confused(hand, "abc", 1)) == 1
-
-
-def test_mistakes__the_most_confident_first(hand):
     assert most_confident_mistakes(hand).tolist() == [3, 2, 4]
     assert most_confident_mistakes(hand, 1).tolist() == [3]
 

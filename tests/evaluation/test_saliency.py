@@ -104,15 +104,11 @@ def test_gradcam__by_hand(name):
     assert all(parameter.grad is None for parameter in model.parameters()) and not model.training
 
 
-def test_gradcam__of_the_classes_that_compete():
+def test_gradcam__of_the_classes_that_compete_and_of_small_images_an_earlier_map():
     model, place, size, as_map = made("test_resnet")
     images, kept = torch.randn(3, 3, *size), [2, 7]
     found = GradCam(classifier_of(model), np.array(kept))(images)
     assert close_to(found, cam_by_hand(model, place, images, as_map, kept))
-
-
-def test_gradcam__small_images_leave_one_place_so_an_earlier_map_counts():
-    model, _, _, as_map = made("test_resnet")
     saliency = GradCam(classifier_of(model))
     for size, place in ((32, model.layer3), (64, model.layer4)):
         images = torch.randn(2, 3, size, size)
@@ -252,14 +248,8 @@ def test_scene_saliency__goes_the_way_of_the_image(scenes):
 
 
 def test_scene_saliency__refused(scenes):
-    class Other:
-        classes = ("a",)
-
-        def __len__(self):
-            return 1
-
     with pytest.raises(ValueError, match="saliency of the scenes needs scenes as data; use gradcam or dino"):
-        SceneSaliency(Other(), Transforms(64))
+        SceneSaliency([1], Transforms(64))
 
     class Reversed(Grey):
         def name(self, index):
