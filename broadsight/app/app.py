@@ -1,4 +1,4 @@
-"""The page: an image on the left, three tabs on the right."""
+"""The page: an image on the left, three tabs on the right. Colours and fonts are the report's; nothing is fetched."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -6,33 +6,42 @@ from typing import Any
 
 import gradio as gr
 
+from ..report.colours import DARK, LIGHT, TEXT, mix, readable
 from ..visual import html
+from ..visual.plots import PALETTE
+from .answers import THRESHOLD, answer, cards, hint
 from .candidates import Candidates
 from .compare_tab import add_compare_tab
 from .inside_tab import NAME as LOOK
 from .inside_tab import add_look_tab
-from .page_parts import RAW, Page, in_one_line
-from .predict_tab import add_predict_tab
+from .page_parts import COMPUTE, RAW, Page, in_one_line
 from .samples import sample, samples
-from .theme import theme
 
 TITLE = "Broadsight"
+EMPTY = "Drop an image or pick a sample: the answers appear here."
 # Gradio's own labels are "Thumbnail 1 of 10".
 NAME_SAMPLES = """() => { for (const button of document.querySelectorAll('#samples button')) {
   const name = button.querySelector('img')?.alt; if (name) button.setAttribute('aria-label', 'Sample: ' + name); } }"""
 GALLERY: dict[str, Any] = dict(columns=5, rows=2, height="auto", object_fit="cover", format="png")
-GALLERY |= dict(allow_preview=False, interactive=False, buttons=[])
+GALLERY |= dict(allow_preview=False, interactive=False, buttons=[], label="Samples", show_label=False)
 INPUT: dict[str, Any] = dict(label="Image", sources=["upload", "clipboard"], format="png", height=320, buttons=[])
 INPUT |= dict(elem_id="image", alt_text="The image that the models are asked about")
+# Shares of white or black in the shades that Gradio wants, light to dark; 500 is the colour itself.
+SHADES = {"50": -0.94, "100": -0.86, "200": -0.7, "300": -0.5, "400": -0.25, "500": 0.0, "600": 0.12, "700": 0.28}
+SHADES |= {"800": 0.42, "900": 0.56, "950": 0.7}
+# Gradio's names of colours, by their names in the report's themes
+COLOURS = {
+    "page": ["body_background_fill"],
+    "ink": ["body_text_color", "block_title_text_color"],
+    "muted": ["body_text_color_subdued", "block_info_text_color", "block_label_text_color"],
+    "surface": ["background_fill_primary", "block_background_fill", "block_label_background_fill"],
+    "sunken": ["background_fill_secondary"],
+    "edge": ["border_color_primary"],
+}
 
 
 def build(candidates: Candidates, folder: Path, megabytes: float) -> gr.Blocks:
-    """Build the page, to be launched with `look_of_page()`.
-
-    Args:
-        folder: Where Gradio puts uploads; GRADIO_TEMP_DIR must name it before Gradio is imported.
-        megabytes: The most that an uploaded file may have.
-    """
+    """Build the page, for uploads of so many megabytes; GRADIO_TEMP_DIR must be `folder` before Gradio is imported."""
     what = f"Drop an image here\nor click to choose one, up to {megabytes:g} MB"
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
         header = html.render("app/header", title=TITLE, untrained=candidates.untrained)
@@ -42,8 +51,7 @@ def build(candidates: Candidates, folder: Path, megabytes: float) -> gr.Blocks:
             with gr.Column(scale=2, min_width=280, elem_id="bs-image"):
                 photo = gr.Image(sample(0), placeholder=what, **INPUT)
                 gr.HTML(html.render("app/samples"), elem_id="samples-title", padding=False)
-                shown = [(image, name) for name, image in samples()]
-                gallery = gr.Gallery(shown, elem_id="samples", label="Samples", show_label=False, **GALLERY)
+                gallery = gr.Gallery([(image, name) for name, image in samples()], elem_id="samples", **GALLERY)
             with gr.Column(scale=5, min_width=320, elem_id="bs-tabs"), gr.Tabs():
                 page = Page(candidates, folder, megabytes, photo, tab)
                 with gr.Tab("Predict", id="predict", elem_id="tab-predict") as predict:
@@ -71,7 +79,60 @@ def opened(tab: gr.Tab, state: gr.State, name: str) -> None:
     tab.select(lambda: name, None, state, queue=False, show_progress="hidden", api_visibility="private")
 
 
+def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
+    """Add answers of the chosen models to the image, side by side, with their times."""
+    names = page.candidates.names
+    models = gr.CheckboxGroup(names, value=names[:3], label="Models to ask", elem_id="predict-models")
+    scores: dict[str, Any] = dict(visible=len(page.candidates.classifiers) < len(names), elem_id="threshold")
+    threshold = gr.Slider(0, 1, THRESHOLD, step=0.05, label="Lowest score of an object", **scores)
+    button = gr.Button("Predict", variant="primary", size="md", elem_id="predict-button")
+    result = gr.HTML(hint(EMPTY), elem_id="answers", padding=False)
+
+    @in_one_line
+    def predict(image: Any, models: Any, threshold: Any) -> str:
+        if image is None:
+            return hint(EMPTY)
+        if not isinstance(models, list) or len(models) > 100 or not all(isinstance(name, str) for name in models):
+            raise ValueError("expected a list of models' names; choose from those shown")
+        asked = [page.candidates.of(name) for name in dict.fromkeys(models)]
+        if not asked:
+            return hint("Choose at least one model above.")
+        lowest = float(threshold) if isinstance(threshold, (int, float)) and 0 <= threshold <= 1 else THRESHOLD
+        shown = page.read(image)
+        with page.candidates.computing:
+            found = answer(asked, shown, lowest)
+        return cards(found, names)
+
+    triggers = [blocks.load, page.image.change, models.input, threshold.release, button.click]
+    options: dict[str, Any] = dict(api_name="predict", trigger_mode="always_last", show_progress="minimal")
+    given = [page.image, models, threshold]
+    gr.on(triggers, predict, given, result, show_progress_on=result, **options, **RAW, **COMPUTE)
+
+
 def look_of_page() -> dict[str, Any]:
-    """Theme and style, as `launch` takes them."""
+    """Theme and style, as `launch` takes them; the theme, light and dark, has the contrast of the report's colours."""
+    shades = {f"c{key}": mix(PALETTE[0], "#ffffff" if s < 0 else "#000000", abs(s)) for key, s in SHADES.items()}
+    blue = gr.themes.Color(name="blue", **shades)
+    values = dict(input_border_width="1px")
+    for look, suffix in ((LIGHT, ""), (DARK, "_dark")):
+        chosen = {name: getattr(look, colour) for colour, names in COLOURS.items() for name in names}
+        chosen |= dict(
+            button_primary_background_fill=PALETTE[0],
+            button_primary_background_fill_hover=mix(PALETTE[0], *(("#ffffff", 0.12) if suffix else ("#000000", 0.15))),
+            button_primary_text_color="#ffffff",
+            link_text_color=readable(PALETTE[0], look, TEXT),
+            input_background_fill=look.sunken if suffix else look.surface,
+            input_border_color=mix(look.edge, look.ink, 0.2),
+            block_shadow="none",
+        )
+        values |= {name + suffix: value for name, value in chosen.items()}
+    theme = gr.themes.Base(
+        primary_hue=blue,
+        secondary_hue=blue,
+        neutral_hue=gr.themes.colors.slate,
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"],
+        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+        radius_size=gr.themes.sizes.radius_md,
+    )
     style = (files("broadsight.app") / "style.css").read_text(encoding="utf-8")
-    return dict(theme=theme(), css=style, head=html.render("app/head"))
+    return dict(theme=theme.set(**values), css=style, head=html.render("app/head"))

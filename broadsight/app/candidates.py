@@ -24,7 +24,6 @@ from ..surgery.pooling import swap_pool
 from ..training import recipes
 from ..training.run_folder import WEIGHTS, is_run
 
-RUNS = Path("runs")
 FOUND = 3  # newest runs that are offered, of classifiers and of dense runs
 MOST_PARAMETERS = 250e6  # of a model that is added in the page: 1 GB
 MOST_MACS = 60e9  # likewise: seconds of an image on two cores
@@ -45,48 +44,37 @@ class Candidate:
 
 
 class Candidates:
-    """All models of the page, shared by everybody who looks at it.
+    """All models of the page, shared by everybody who looks at it; the first is the page's first choice.
 
     Only one computes at a time, under `computing`: a single model takes all threads anyway, its time is then its own,
-    and what is captured inside it belongs to one image.
-
-    Args:
-        given: At least one, the first being the page's first choice.
-        notes: Runs that were left out, and why.
-        device: For models that are added later.
+    and what is captured inside it belongs to one image. `notes` name the runs that were left out, and why.
     """
 
     def __init__(self, given: Sequence[Candidate], notes: Sequence[str] = (), device: str = "auto"):
-        self.given = _distinct(given)
+        counts = Counter(one.name for one in given)
+        self.given: dict[str, Candidate] = {}
+        for one in given:  # to a name that several share is added that of their folder, and if need be a number
+            name = one.name if counts[one.name] == 1 else f"{one.name} ({Path(one.source).absolute().name})"
+            numbered = chain([name], (f"{name} {number}" for number in count(2)))
+            name = next(free for free in numbered if free not in self.given)
+            self.given[name] = replace(one, name=name)
+        self.names = list(self.given)
+        self.classifiers = [name for name, one in self.given.items() if one.classifies]
+        self.untrained = [name for name, one in self.given.items() if not one.trained]
         self.notes, self.device = tuple(notes), device
         self.computing = threading.RLock()
         self._added: OrderedDict[str, Candidate] = OrderedDict()
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.given)
-
-    @property
-    def classifiers(self) -> list[str]:
-        return [name for name, one in self.given.items() if one.classifies]
-
-    @property
-    def untrained(self) -> list[str]:
-        return [name for name, one in self.given.items() if not one.trained]
-
     def of(self, name: Any) -> Candidate:
         """The model of this name; a ValueError for anything else that is sent."""
         if not isinstance(name, str) or name not in self.given:
-            raise ValueError(f"no model here is called {_quoted(name)}; choose from the list")
+            raise ValueError(f"no model here is called {name!r:.60}; choose from the list")
         return self.given[name]
 
     def added(self, name: Any) -> Candidate:
-        """Make a model of timm's with random weights, for its size and speed.
-
-        Only names that timm has registered are taken: no path, no address, and nothing that would be fetched.
-        """
-        if not isinstance(name, str) or name not in registered():
-            raise ValueError(f"timm has no model called {_quoted(name)}; choose from the list")
+        """Make a model that timm has registered, with random weights, for its size and speed; no path, no address."""
+        if not isinstance(name, str) or name not in timm.list_models():
+            raise ValueError(f"timm has no model called {name!r:.60}; choose from the list")
         with self.computing:
             if name not in self._added:
                 try:
@@ -95,19 +83,13 @@ class Candidates:
                 except Exception as error:
                     raise ValueError(f"{name} cannot be made here: {first_line(error)}") from None
                 if excess:
-                    raise ValueError(
-                        f"{name} has {excess}, too much for this page; time it by: broadsight bench {name}"
-                    )
+                    advice = f"too much for this page; time it by: broadsight bench {name}"
+                    raise ValueError(f"{name} has {excess}, {advice}")
                 self._added[name] = Candidate(name, name, False, run)
             self._added.move_to_end(name)
             while len(self._added) > 1 and sum(one.run.parameters for one in self._added.values()) > MOST_PARAMETERS:
                 self._added.popitem(last=False)
             return self._added[name]
-
-
-def registered() -> frozenset[str]:
-    """Names of the models that timm knows, ours among them."""
-    return frozenset(timm.list_models())
 
 
 def open_candidates(
@@ -118,14 +100,12 @@ def open_candidates(
     model_args: Mapping[str, Any] | None = None,
     size: int | None = None,
     device: str = "auto",
-    runs: Path = RUNS,
+    runs: Path = Path("runs"),
 ) -> Candidates:
     """Open the models that are named, or else the newest runs of a folder, or an untrained model.
 
     Args:
-        sources: Run folders, of any task, and timm names.
-        checkpoint, pretrained, model_args: Of the timm names; see `open_classifier`.
-        size: Pixels of a side, instead of those that a model was made for.
+        sources: Run folders, of any task, and timm names. The other arguments are those of `open_classifier`.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
@@ -151,9 +131,8 @@ def newest_runs(folder: Path) -> list[Path]:
     """The newest runs of a folder that have weights, twins included: a few classifiers, then as many dense runs."""
     places = [path for path in (*folder.glob("*"), *folder.glob("*/twin-*")) if is_run(path)]
     places = [path for path in places if (path / WEIGHTS).is_file()]
-    places.sort(key=lambda path: (-(path / WEIGHTS).stat().st_mtime, str(path)))
     kept: dict[bool, list[Path]] = {False: [], True: []}
-    for path in places:
+    for path in sorted(places, key=lambda path: (-(path / WEIGHTS).stat().st_mtime, str(path))):
         with suppress(ValueError):  # a damaged description
             kept[is_dense(path)].append(path)
     return [*kept[False][:FOUND], *kept[True][:FOUND]]
@@ -167,17 +146,12 @@ def untrained(device: str = "auto", size: int | None = None) -> Candidate:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = swap_pool(str(entry.model), str(entry.pool), **options)
+    model.to(place).eval().requires_grad_(False)
     transforms = Transforms(size or entry.recipe.image_size or 96, crop_pct=1.0)
-    classifier = Classifier(
-        title=f"{entry.model}-{entry.pool}",
-        source="random weights",
-        model=model.to(place).eval().requires_grad_(False),
-        transforms=transforms,
-        labels=CLASSES,
-        normalise=Normalise(transforms.mean, transforms.std, place),
-        run={},
-    )
-    return Candidate(f"{classifier.title} (untrained)", classifier.source, False, classifier)
+    normalise = Normalise(transforms.mean, transforms.std, place)
+    title, source = f"{entry.model}-{entry.pool}", "random weights"
+    classifier = Classifier(title, source, model, transforms, CLASSES, normalise, {})
+    return Candidate(f"{title} (untrained)", source, False, classifier)
 
 
 def _open(source: str, *, size: int | None, device: str, **of_timm: Any) -> Candidate:
@@ -186,17 +160,6 @@ def _open(source: str, *, size: int | None, device: str, **of_timm: Any) -> Cand
     run = open_run(source, size=size, device=device, **({} if folder else of_timm))
     trained = folder or bool(of_timm["checkpoint"]) or of_timm["pretrained"]
     return Candidate(run.title if trained else f"{run.title} (untrained)", source, trained, run)
-
-
-def _distinct(given: Sequence[Candidate]) -> dict[str, Candidate]:
-    """Candidates by name. To a name that several share is added that of their folder, and if need be a number."""
-    counts = Counter(one.name for one in given)
-    found: dict[str, Candidate] = {}
-    for one in given:
-        name = one.name if counts[one.name] == 1 else f"{one.name} ({Path(one.source).absolute().name})"
-        name = next(free for free in chain([name], (f"{name} {number}" for number in count(2))) if free not in found)
-        found[name] = replace(one, name=name)
-    return found
 
 
 def _excess(name: str) -> str:
@@ -209,8 +172,3 @@ def _excess(name: str) -> str:
     channels, height, width = model.pretrained_cfg["input_size"]
     macs = executed_macs(model, (height, width), channels)
     return f"{macs / 1e9:.0f} G MACs" if macs > MOST_MACS else ""
-
-
-def _quoted(name: Any) -> str:
-    text = repr(name)
-    return text if len(text) <= 60 else text[:57] + "..."

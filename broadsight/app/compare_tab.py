@@ -3,9 +3,9 @@
 from typing import Any
 
 import gradio as gr
+import timm
 
-from .candidates import registered
-from .cards import hint
+from .answers import hint
 from .comparison import AXES, MOST, Row, compare, first_axes, plot, points, table
 from .page_parts import COMPUTE, RAW, Page, in_one_line
 from .samples import sample
@@ -15,14 +15,13 @@ EMPTY = "Choose models and press Measure: sizes, times and accuracies appear her
 
 def add_compare_tab(page: Page, tab: gr.Tab) -> None:
     """Add the tab's parts to the page that is being built."""
-    candidates = page.candidates
-    names = candidates.names
+    candidates, names = page.candidates, page.candidates.names
     known = gr.State(None, time_to_live=3600)
     with gr.Row(equal_height=False):
         models = gr.CheckboxGroup(names, value=names[:MOST], label="Models", min_width=300, elem_id="compare-models")
-        words: dict[str, Any] = dict(label="Add models of timm", info="With random weights: for their size and speed.")
         options: dict[str, Any] = dict(multiselect=True, max_choices=MOST, min_width=300, elem_id="compare-added")
-        added = gr.Dropdown(sorted(registered()), value=[], **words, **options)
+        options |= dict(label="Add models of timm", info="With random weights: for their size and speed.")
+        added = gr.Dropdown(sorted(timm.list_models()), value=[], **options)
     with gr.Row(equal_height=True):
         axes = [(words, axis) for axis, words in AXES.items()]
         across = gr.Radio(axes, value="latency", label="Across", min_width=300, elem_id="compare-x")

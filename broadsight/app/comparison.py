@@ -4,7 +4,7 @@ The plot is HTML, not Gradio's: that one shows wrong figures when its axes chang
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,11 @@ from ..training.run_folder import RunFolder
 from ..visual import html
 from ..visual.metrics import GOALS, label
 from ..visual.words import milliseconds
-from .answers import answer
+from .answers import TASKS, answer, colour_of
 from .candidates import Candidate
-from .cards import TASKS, colour_of
 from .gate import without_paths
 
 MOST = 6  # models at once, each with a colour of its own
-EVALUATIONS = Path("evaluations")
 AXES = {"accuracy": "accuracy, %", "latency": "latency, ms", "macs": "MACs, G", "parameters": "parameters, M"}
 
 
@@ -45,7 +43,7 @@ class Row:
     measure: str  # what accuracy means for the task
     measured_on: str
 
-    def value(self, key: str) -> Any:
+    def value(self, key: str) -> float | None:
         """Value on one of AXES, in its unit, or None if it is not known."""
         macs = None if self.macs is None else self.macs / 1e9
         values = dict(accuracy=self.accuracy, latency=self.latency.median, macs=macs, parameters=self.parameters / 1e6)
@@ -69,44 +67,31 @@ class Row:
         return {"latency": f"± {50 * self.latency.spread:.0f} %", "accuracy": self.measured_on}
 
 
-@dataclass(frozen=True)
-class Point:
-    """A model in the plot: its place on the axes, number and colour of its shape, and its figures in words."""
-
-    name: str
-    x: float
-    y: float
-    place: int
-    colour: str
-    about: Mapping[str, str]
-
-
 def compare(chosen: Sequence[Candidate], image: Image.Image) -> list[Row]:
-    """Collect the figures of models; their times are taken in turns on one image.
-
-    The caller makes sure that nothing else computes meanwhile.
-    """
+    """Collect the figures of models, times taken in turns on one image; nothing else may compute meanwhile."""
     if not chosen:
         raise ValueError("no model is chosen; choose at least one")
     if len(chosen) > MOST:
         raise ValueError(f"{len(chosen)} models are chosen; expected at most {MOST}")
     rows = []
     for one, said in zip(chosen, answer(chosen, image), strict=True):
-        costs = one.run.parameters, _macs(one, image), said.latency
         accuracy, place = accuracy_of(one)
+        costs = one.run.parameters, _macs(one, image), said.latency
         rows.append(Row(one.name, said.task, one.trained, *costs, accuracy, label(GOALS[said.task]), place))
     return rows
 
 
-def accuracy_of(one: Candidate, evaluations: Path = EVALUATIONS) -> tuple[float | None, str]:
+def accuracy_of(one: Candidate, evaluations: Path = Path("evaluations")) -> tuple[float | None, str]:
     """Newest accuracy of a model in per cent, and its place: an evaluation of this model, or the run's own."""
+    own = Path(one.source).absolute() if Path(one.source).is_dir() else None
     for path in sorted(evaluations.glob("*/evaluation.json"), key=lambda path: -path.stat().st_mtime):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            value, source = record["figures"][GOALS[one.run.task]], record["model"]["source"]
+            value, source = record["figures"][GOALS[one.run.task]], str(record["model"]["source"])
         except (ValueError, OSError, LookupError, TypeError):  # damaged, or about something else
             continue
-        if isinstance(value, (int, float)) and _is_source(str(source), one):
+        same = Path(source).absolute() == own if own else source == one.source and one.trained
+        if isinstance(value, (int, float)) and same:
             return float(value), f"evaluation {path.parent.name}"
     try:
         folder = RunFolder(one.source)
@@ -125,18 +110,18 @@ def table(rows: Sequence[Row]) -> str:
     return html.render("app/table", rows=rows, colours={name: colour_of(name, order) for name in order})
 
 
-def plot(points: Sequence[Point], x_label: str, y_label: str) -> str:
+def plot(points: Sequence[dict[str, Any]], x_label: str, y_label: str) -> str:
     """Write the plot as HTML, or nothing where there is no point. Both axes begin at zero."""
     if not points:
         return ""
-    across = axis(x_label, 0, max(point.x for point in points) * 1.05 or 1)
-    upwards = axis(y_label, 0, max(point.y for point in points) * 1.05 or 1)
-    return html.render("app/plot", points=points, x=across, y=upwards)
+    highest = (max(point[key] for point in points) * 1.05 or 1 for key in "xy")
+    x, y = (axis(words, 0, most) for words, most in zip((x_label, y_label), highest, strict=True))
+    return html.render("app/plot", points=points, x=x, y=y)
 
 
-def points(rows: Sequence[Row], x: str, y: str) -> tuple[list[Point], list[str]]:
-    """Points of the models that can be drawn, and for each of the others the reason: a figure is not known, or is
-    another measure."""
+def points(rows: Sequence[Row], x: str, y: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Points of the plot: place on the axes, number and colour of the shape, figures in words. And of each model that
+    has none the reason: a figure is not known, or is another measure."""
     measures = [row.measure for row in rows if row.accuracy is not None]
     shared = max(dict.fromkeys(measures), key=measures.count, default="top-1")
     names = [row.name for row in rows]
@@ -148,8 +133,8 @@ def points(rows: Sequence[Row], x: str, y: str) -> tuple[list[Point], list[str]]
         elif "accuracy" in (x, y) and row.measure != shared:
             missing.append(f"{row.name}: measured in {row.measure}, not in {shared}")
         else:
-            at = float(row.value(x)), float(row.value(y))
-            drawn.append(Point(row.name, *at, place, colour_of(row.name, names), row.figures))
+            look = dict(place=place, colour=colour_of(row.name, names), about=row.figures)
+            drawn.append(dict(name=row.name, x=row.value(x), y=row.value(y), **look))
     return drawn, missing
 
 
@@ -168,9 +153,3 @@ def _macs(one: Candidate, image: Image.Image) -> int | None:
         return counter.get_total_flops() // 2
     except Exception:  # a model may do what cannot be counted; the page shows the other figures
         return None
-
-
-def _is_source(source: str, one: Candidate) -> bool:
-    if Path(one.source).is_dir():
-        return Path(source).absolute() == Path(one.source).absolute()
-    return source == one.source and one.trained

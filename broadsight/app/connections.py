@@ -17,9 +17,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PATIENCE = 60.0  # seconds until a server must listen
 HEAD = re.compile(rb"\r?\n\r?\n")
 LENGTH = re.compile(rb"^content-length[ \t]*:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+SLOW = 408, b"the request took too long"
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,13 @@ class _Protocol(H11Protocol):
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for clock in (self._clock, self._writing):
-            if clock is not None:
-                clock.cancel()
+        for clock in filter(None, (self._clock, self._writing)):
+            clock.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._writing is None:
-            self._writing = self.loop.call_later(self.patience.write, self.transport.abort)
+        self._writing = self._writing or self.loop.call_later(self.patience.write, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -93,13 +91,11 @@ class _Protocol(H11Protocol):
         """Find out what is waited for now, and start its clock."""
         if self.transport.is_closing():
             return
-        answered = self.cycle is not None and self.cycle.response_complete
+        phase = "answer"
         if self.conn.their_state is h11.SEND_BODY:
-            phase = "rest" if answered else "body"
+            phase = "rest" if self.cycle is not None and self.cycle.response_complete else "body"
         elif self.conn.their_state is h11.IDLE:
             phase = "head" if self._head or self.cycle is None else "idle"
-        else:
-            phase = "answer"
         if phase != "head":
             self._head = b""
         if phase != self._phase:
@@ -115,27 +111,26 @@ class _Protocol(H11Protocol):
             self._clock = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        if self._phase == "body":
+        if self._phase == "rest":
+            self.transport.close()
+        elif self._phase == "head":
+            self._answer(*SLOW)
+        else:
             left = self.patience.body + self._came / self.patience.rate - (self.loop.time() - self._began)
             if not self.flow.read_paused and left <= 0:
-                self._answer(408, b"the request took too long")
+                self._answer(*SLOW)
             else:  # it comes fast enough, or it is we who do not read
                 self._clock = self.loop.call_later(max(left, 1.0), self._late)
-        elif self._phase == "head":
-            self._answer(408, b"the request took too long")
-        else:
-            self.transport.close()
 
     def _problem_of_head(self, data: bytes) -> bytes:
-        """Find what is wrong with the headers so far: they are too long, or give the body's length twice.
+        """What is wrong with the headers so far: too long, or the body's length is there twice.
 
         h11 would take headers of any length if they come at once, and make one length of several that agree.
         """
         self._head += data
-        end = HEAD.search(self._head)
-        head = self._head[: end.start()] if end else self._head
+        head, *rest = HEAD.split(self._head, maxsplit=1)
         said = LENGTH.findall(head)
-        if end:
+        if rest:
             self._head = b""
         if len(head) > self.patience.head_bytes:
             return b"the headers are too long"
@@ -147,34 +142,27 @@ class _Protocol(H11Protocol):
             return
         if self.conn.our_state is h11.IDLE or (self.cycle is not None and not self.cycle.response_started):
             body = b'{"error": "%s"}' % reason
-            phrase = HTTPStatus(status).phrase.encode()
-            head = b"HTTP/1.1 %d %s\r\nconnection: close\r\ncontent-type: application/json\r\n" % (status, phrase)
-            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            line = b"HTTP/1.1 %d %s\r\nconnection: close\r\n" % (status, HTTPStatus(status).phrase.encode())
+            kind = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(line + kind + body)
         self.transport.close()
 
 
 def config_of(app: Any, patience: Patience, **options: Any) -> uvicorn.Config:
     """Settings of a server that keeps to these limits, believes no proxy and says nothing of itself."""
-    return uvicorn.Config(
-        app,
-        http=type("PatientProtocol", (_Protocol,), {"patience": patience}),
-        ws="none",
-        proxy_headers=False,
-        server_header=False,
-        access_log=False,
-        h11_max_incomplete_event_size=patience.head_bytes,
-        **options,
-    )
+    options |= dict(ws="none", proxy_headers=False, server_header=False, access_log=False)
+    protocol = type("PatientProtocol", (_Protocol,), {"patience": patience})
+    return uvicorn.Config(app, http=protocol, h11_max_incomplete_event_size=patience.head_bytes, **options)
 
 
 class ThreadServer(uvicorn.Server):
     """A server in a thread of its own, which leaves signals to the main thread."""
 
     def start(self, sockets: list[Any]) -> None:
-        """Serve; returns once it listens, or raises RuntimeError if it did not start."""
+        """Serve; returns once it listens, or raises RuntimeError if it did not start within a minute."""
         self.thread = threading.Thread(target=self.run, args=(sockets,), daemon=True, name="broadsight-app")
         self.thread.start()
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + 60
         while not self.started:
             if not self.thread.is_alive() or time.monotonic() > end:
                 raise RuntimeError("the server did not start")

@@ -38,7 +38,6 @@ class Door(Gate):
     Args:
         storage: The folder of uploads. A file that an event names must be in there.
         most_bytes: Of an upload.
-        allowed: Host names beside those of this computer.
     """
 
     def __init__(self, app: Any, storage: Storage, *, most_bytes: int, allowed: Collection[str] = ()):
@@ -51,16 +50,18 @@ class Door(Gate):
         if self.open >= MOST_STREAMS:
             await refuse(send, 503, "too many requests are here; try again")
             return
+        path, headers = scope["path"], without(scope["headers"], b"accept-encoding")  # to find paths in answers
+        if path.startswith(FILE):
+            path = FILE + self._real(path.removeprefix(FILE))
+            scope = {**scope, "path": path, "raw_path": quote(path, safe="/=").encode()}
+        else:
+            send = hiding(send, self._hide)
+        let_in = self.app
+        if scope["method"] == "POST":
+            let_in = self._let_in_upload if path == UPLOAD else self._let_in_event
         self.open += 1
         try:
-            scope = self._with_real_path(scope)
-            send = send if scope["path"].startswith(FILE) else hiding(send, self._hide)
-            if scope["path"] == UPLOAD and scope["method"] == "POST":
-                await self._let_in_upload(scope, receive, send)
-            elif scope["method"] == "POST":
-                await self._let_in_event(scope, receive, send)
-            else:
-                await self.app(scope, receive, send)
+            await let_in({**scope, "headers": headers}, receive, send)
         finally:
             self.open -= 1
 
@@ -89,13 +90,13 @@ class Door(Gate):
         if parts is None:
             await refuse(send, 413, "the request is too long")
             return
-        refusal, body = None, b"".join(parts)
+        refused, body = None, b"".join(parts)
         if EVENTS.fullmatch(scope["path"]):
-            refusal, body = self.read_event(body)
-        if refusal is None and not await asyncio.to_thread(self.storage.make_room):
-            refusal = 507, "there is no room for more answers; try again later"
-        if refusal is not None:
-            await refuse(send, *refusal)
+            refused, body = self.read_event(body)
+        if refused is None and not await asyncio.to_thread(self.storage.make_room):
+            refused = 507, "there is no room for more answers; try again later"
+        if refused:
+            await refuse(send, *refused)
             return
         kept = without(scope["headers"], b"content-length", b"transfer-encoding")
         headers = [*kept, (b"content-length", str(len(body)).encode())]
@@ -103,8 +104,7 @@ class Door(Gate):
 
     def refusal(self, scope: Any) -> Refusal | None:
         """Status and reason if a request is refused for what its first lines say."""
-        refused = super().refusal(scope)
-        if refused is not None:
+        if refused := super().refusal(scope):
             return refused
         path = scope["path"]
         if scope["method"] not in ("GET", "HEAD", "POST") or len(path) > MOST_PATH or not PAGES.fullmatch(path):
@@ -129,8 +129,7 @@ class Door(Gate):
         while waiting:
             found = waiting.pop()
             if isinstance(found, dict):
-                path = found.get("path")
-                if path is not None:
+                if (path := found.get("path")) is not None:
                     real = self._real(path) if isinstance(path, str) else ""
                     if not real or ADDRESS.match(real) or not is_uploaded(real, self.folder):
                         return (400, "an image must be uploaded; paths and addresses are not opened"), b""
@@ -145,13 +144,6 @@ class Door(Gate):
         rest = path.removeprefix(ALIAS)
         return f"{self.folder}{rest}" if rest != path and rest[:1] in ("/", "\\") else path
 
-    def _with_real_path(self, scope: Any) -> Any:
-        kept = without(scope["headers"], b"accept-encoding")  # paths in compressed answers would not be found
-        if not scope["path"].startswith(FILE):
-            return {**scope, "headers": kept}
-        path = FILE + self._real(scope["path"].removeprefix(FILE))
-        return {**scope, "headers": kept, "path": path, "raw_path": quote(path, safe="/=").encode()}
-
     def _hide(self, text: bytes) -> bytes:
         for spelling in {str(self.folder), self.folder.as_posix(), json.dumps(str(self.folder))[1:-1]}:
             for form in {spelling, quote(spelling)}:
@@ -162,23 +154,20 @@ class Door(Gate):
 async def body_parts(receive: Receive, most: int) -> list[bytes] | None:
     """Receive a whole body in its pieces, or None if it is longer than `most` or its client has left."""
     parts: list[bytes] = []
-    length = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
+    while (message := await receive())["type"] != "http.disconnect":
         parts.append(message.get("body", b""))
-        length += len(parts[-1])
-        if length > most:
-            return None
+        most -= len(parts[-1])
+        if most < 0:
+            break
         if not message.get("more_body"):
             return parts
+    return None
 
 
 def again(parts: list[bytes], rest: Receive) -> Receive:
     """Make a `receive` that gives the body that was read, and then what follows."""
-    last = len(parts) - 1
-    waiting = [dict(type="http.request", body=part, more_body=place < last) for place, part in enumerate(parts)]
+    waiting: list[Message] = [dict(type="http.request", body=part, more_body=True) for part in parts]
+    waiting[-1]["more_body"] = False
 
     async def receive() -> Message:
         return waiting.pop(0) if waiting else await rest()
@@ -194,8 +183,7 @@ def hiding(send: Send, hide: Callable[[bytes], bytes]) -> Send:
         nonlocal text, kept
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
-            text = kind in TEXTS
-            if text:
+            if text := kind in TEXTS:
                 message = {**message, "headers": without(message["headers"], b"content-length")}
         elif message["type"] == "http.response.body" and text:
             kept += message.get("body", b"")

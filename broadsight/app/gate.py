@@ -18,7 +18,6 @@ Header = tuple[bytes, bytes]
 LOOPBACK = frozenset(("127.0.0.1", "localhost", "[::1]"))
 AUTHORITY = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(?::([1-9][0-9]{0,4}))?")
 ORIGIN = re.compile(r"(https?)://([^/?#@\\\s]+)")
-USUAL_PORTS = {"http": 80, "https": 443}
 # Headers of proxies. No proxy is expected here, so they are dropped.
 PROXY_HEADERS = re.compile(rb"(x-)?forwarded(-.*)?|x-real-ip|x-original-.*|x-gradio-.*|x-direct-url|x-http-method.*")
 # /a/b, ~/a, C:\\a, \\\\host\\a or file:///a, up to where a path surely ends
@@ -50,8 +49,7 @@ class Gate:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] == "http":
-            refused = self.refusal(scope)
-            if refused is not None:
+            if refused := self.refusal(scope):
                 await refuse(send, *refused)
                 return
             kept = [pair for pair in scope["headers"] if not PROXY_HEADERS.fullmatch(pair[0].lower())]
@@ -59,24 +57,43 @@ class Gate:
 
     def refusal(self, scope: Any) -> Refusal | None:
         """Status and reason if a request is refused for what its first lines say."""
-        return refusal_of_length(scope) or refusal_of_host(scope, self.allowed) or self.refusal_of_site(scope)
+        if refused := _refusal_of_length(scope):
+            return refused
+        hosts = header(scope, b"host")
+        if len(hosts) != 1:
+            return 400, "a request must have one Host"
+        if not self._is_allowed(hosts[0], scope):
+            return 403, "this server does not answer to that host name; --allow-host NAME lets it"
+        return self._refusal_of_site(scope)
 
-    def refusal_of_site(self, scope: Any) -> Refusal | None:
-        """Status and reason if another site's page asks: `Origin` says so, or its browser does in `Sec-Fetch-Site`."""
-        foreign = 403, "another site's page may not ask this server"
+    def _refusal_of_site(self, scope: Any) -> Refusal | None:
+        """Refuse another site's page: `Origin` says so, or its browser does in `Sec-Fetch-Site`."""
         origins, sites = header(scope, b"origin"), header(scope, b"sec-fetch-site")
-        if len(origins) > 1 or not all(self._is_ours(scope, origin) for origin in origins):
-            return foreign
-        if not sites or sites in (["same-origin"], ["none"]):
-            return None
-        link = header(scope, b"sec-fetch-mode") == ["navigate"] and header(scope, b"sec-fetch-dest") == ["document"]
-        if link and not origins and scope["method"] in ("GET", "HEAD") and scope["path"] in self.pages:
-            return None
-        return foreign
+        found = [ORIGIN.fullmatch(origin.lower()) for origin in origins]
+        ours = [one and self._is_allowed(one[2], scope, 80 if one[1] == "http" else 443) for one in found]
+        if len(ours) <= 1 and all(ours):
+            if not sites or sites in (["same-origin"], ["none"]):
+                return None
+            link = header(scope, b"sec-fetch-mode") == ["navigate"] and header(scope, b"sec-fetch-dest") == ["document"]
+            if link and not origins and scope["method"] in ("GET", "HEAD") and scope["path"] in self.pages:
+                return None
+        return 403, "another site's page may not ask this server"
 
-    def _is_ours(self, scope: Any, origin: str) -> bool:
-        found = ORIGIN.fullmatch(origin.lower())
-        return found is not None and is_allowed(found[2], scope, self.allowed, USUAL_PORTS[found[1]])
+    def _is_allowed(self, authority: str, scope: Any, usual_port: int = 80) -> bool:
+        """Tell whether `name` or `name:port` is this server's.
+
+        That is loopback or the address that the connection came to, with the port that is listened on; or a name that
+        the user has given, with that port, its own or none.
+        """
+        found = AUTHORITY.fullmatch(authority.lower())
+        if found is None:
+            return False
+        name, port = found[1], int(found[2] or usual_port)
+        address, served = (scope.get("server") or (None, None))[:2]
+        own = {f"[{address}]" if ":" in str(address) else str(address)} - {"None", "0.0.0.0", "[::]"}
+        if name in LOOPBACK | own and port == served:
+            return True
+        return f"{name}:{port}" in self.allowed or (name in self.allowed and (found[2] is None or port == served))
 
     async def let_in(self, scope: Any, receive: Receive, send: Send) -> None:
         """Pass on a request that is not refused."""
@@ -84,11 +101,7 @@ class Gate:
 
 
 def allowed_names(given: str) -> frozenset[str]:
-    """Host names that a user has listed, separated by commas, each as `name` or `name:port`; in lower case.
-
-    Raises:
-        ValueError: One is no host name, such as an address with http:// or a wildcard.
-    """
+    """Host names that a user lists, with commas, as `name` or `name:port`; in lower case. No http://, no wildcard."""
     names = [name.strip().lower() for name in given.split(",")] if given.strip() else []
     for name in names:
         found = AUTHORITY.fullmatch(name)
@@ -107,8 +120,8 @@ def without(headers: Iterable[Header], *names: bytes) -> list[Header]:
     return [pair for pair in headers if pair[0].lower() not in names]
 
 
-def refusal_of_length(scope: Any) -> Refusal | None:
-    """Status and reason if a request says in two ways how long it is, or in one that is not understood."""
+def _refusal_of_length(scope: Any) -> Refusal | None:
+    """Refuse a request that says in two ways how long it is, or in one that is not understood."""
     lengths, codings = header(scope, b"content-length"), header(scope, b"transfer-encoding")
     if lengths and codings:
         return 400, "Content-Length together with Transfer-Encoding; send one of them"
@@ -121,41 +134,10 @@ def refusal_of_length(scope: Any) -> Refusal | None:
     return None
 
 
-def refusal_of_host(scope: Any, allowed: Collection[str]) -> Refusal | None:
-    """Status and reason if the name that a request asks for is not one of this server's."""
-    hosts = header(scope, b"host")
-    if len(hosts) != 1:
-        return 400, "a request must have one Host"
-    if not is_allowed(hosts[0], scope, allowed):
-        return 403, "this server does not answer to that host name; --allow-host NAME lets it"
-    return None
-
-
-def is_allowed(authority: str, scope: Any, allowed: Collection[str], usual_port: int = 80) -> bool:
-    """Tell whether `name` or `name:port` is this server's.
-
-    That is loopback or the address that the connection came to, with the port that is listened on; or a name that the
-    user has given, with that port, its own or none.
-    """
-    found = AUTHORITY.fullmatch(authority.lower())
-    if found is None:
-        return False
-    name, port = found[1], int(found[2] or usual_port)
-    address, served = (scope.get("server") or (None, None))[:2]
-    own = {f"[{address}]" if ":" in str(address) else str(address)} - {"None", "0.0.0.0", "[::]"}
-    if name in LOOPBACK | own and port == served:
-        return True
-    return f"{name}:{port}" in allowed or (name in allowed and (found[2] is None or port == served))
-
-
 def without_paths(value: Any) -> Any:
-    """Shorten every absolute path in a text, or in all texts of lists and mappings, to its last part.
-
-    Visitors need not know the names of this computer's user and folders.
-    """
+    """Shorten every absolute path in all texts of a value to its last part: visitors need not know the folders here."""
     if isinstance(value, str):
-        whole = WHOLE_PATH.match(value)
-        return _last_part(value) if whole else PATH.sub(lambda path: _last_part(path[0]), value)
+        return _last_part(value) if WHOLE_PATH.match(value) else PATH.sub(lambda path: _last_part(path[0]), value)
     if isinstance(value, dict):
         return {without_paths(key): without_paths(one) for key, one in value.items()}
     return [without_paths(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,6 +1,5 @@
 """Maps of what happens inside a model while one image passes: made once, then leafed through by depth and title."""
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from ..explanation.overlay import colour_bar, is_flat
 from ..explanation.sheet import overview_sheet
 from ..runs.classifier import Classifier
 from ..visual import html
-from .answers import image_of, top_classes
+from .answers import data_uri, image_of, top_classes
 from .candidates import Candidate
-from .cards import data_uri
 
 KINDS = {
     "gradcam": "Grad-CAM",
@@ -63,9 +61,8 @@ def kinds(one: Candidate) -> dict[str, str]:
 
 def kind_called(words: Any) -> str:
     """Kind of maps by the name that the page gives it; a ValueError for anything else that is sent."""
-    for kind, name in KINDS.items():
-        if words == name:
-            return kind
+    if kind := next((kind for kind, name in KINDS.items() if words == name), None):
+        return kind
     raise ValueError("there is no such kind of map; choose from the list")
 
 
@@ -84,10 +81,7 @@ def class_called(one: Candidate, words: Any) -> int | None:
 
 
 def look(one: Candidate, image: Image.Image, kind: str, target: int | None = None) -> Looked:
-    """Let an image in RGB pass and collect one kind of maps.
-
-    The caller makes sure that nothing else uses the model meanwhile.
-    """
+    """Let an image in RGB pass and collect one kind of maps; nothing else may use the model meanwhile."""
     classifier = _classifier(one)
     there = kinds(one)
     if kind not in there.values():
@@ -96,11 +90,10 @@ def look(one: Candidate, image: Image.Image, kind: str, target: int | None = Non
     looks = look_inside(classifier.model, image_of(classifier, image), kinds=(kind,), target=target)
     if not looks:
         raise ValueError(f"{one.name} shows nothing of {KINDS[kind]} for this image; choose another kind")
-    named = []
-    for found in looks:  # titles of Grad-CAM have the number of the class alone
-        number = re.fullmatch(r"class (\d+)", found.title)
-        named.append(replace(found, title=f"{found.title}, {classifier.classes[int(number[1])]}") if number else found)
-    return Looked(view_of(classifier, image), tuple(named))
+    if kind == "gradcam":  # its titles are "class" and a number alone
+        names = [classifier.classes[int(found.title.removeprefix("class "))] for found in looks]
+        looks = [replace(found, title=f"{found.title}, {name}") for found, name in zip(looks, names, strict=True)]
+    return Looked(view_of(classifier, image), tuple(looks))
 
 
 def sheet(one: Candidate, photo: Image.Image, target: int | None = None) -> Image.Image:

@@ -8,12 +8,12 @@ import gradio as gr
 
 from ..explanation.overlay import overlay
 from . import inside as looking
-from .cards import hint
+from .answers import hint
 from .inside import Looked
 from .page_parts import COMPUTE, RAW, Page, in_one_line
 
 NAME = "look"
-KEPT = 1800  # seconds that maps of a visitor are kept
+GRADCAM = looking.KINDS["gradcam"]
 DRAWN: dict[str, Any] = dict(format="png", interactive=False, buttons=["download", "fullscreen"])
 EMPTY = hint("Drop an image or pick a sample to look inside.")
 
@@ -27,12 +27,12 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return
     first = candidates.of(names[0])
     kinds = list(looking.kinds(first))
-    seen = gr.State(None, time_to_live=KEPT)
+    seen = gr.State(None, time_to_live=1800)
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=260):
             model = gr.Dropdown(names, value=names[0], label="Model", elem_id="look-model", filterable=False)
             kind = gr.Radio(kinds, value=_first_kind(kinds), label="What to look at", elem_id="look-kind")
-            explains: dict[str, Any] = dict(visible=_explains(_first_kind(kinds)), elem_id="look-class")
+            explains: dict[str, Any] = dict(visible=_first_kind(kinds) == GRADCAM, elem_id="look-class")
             target = gr.Dropdown(looking.classes_of(first), value=looking.LIKELY, label="Class to explain", **explains)
             depth = gr.Slider(1, 2, 1, step=1, label="Depth, from the input to the answer", elem_id="look-depth")
             title = gr.Dropdown([], label="Which map", elem_id="look-title", filterable=False)
@@ -42,9 +42,9 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
             alt = "The image with the chosen map laid over it"
             shown = gr.Image(label="Map over the image", elem_id="look-map", alt_text=alt, **DRAWN)
             caption = gr.HTML(EMPTY, elem_id="look-caption", padding=False)
+    words: dict[str, Any] = dict(label="Overview: all maps, depth from left to right", elem_id="look-sheet")
     alt = "Overview sheet: the image, the answers and all maps"
-    title_of_sheet = "Overview: all maps, depth from left to right"
-    sheet = gr.Image(label=title_of_sheet, visible=False, elem_id="look-sheet", alt_text=alt, **DRAWN)
+    sheet = gr.Image(visible=False, alt_text=alt, **words, **DRAWN)
 
     def picked(found: Looked, place: Any, wanted: Any) -> tuple[Any, ...]:
         """Choices of titles, image and caption for a position of the slider, which counts from 1."""
@@ -54,12 +54,14 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         choice = gr.Dropdown(titles, value=one.title, visible=len(titles) > 1)
         return choice, overlay(found.view, one), looking.described(one, found.depths)
 
+    def nothing() -> tuple[Any, ...]:
+        return None, gr.Slider(), gr.Dropdown(), None, EMPTY
+
     @in_one_line
     def look(photo: Any, model: Any, kind: Any, target: Any, wanted: Any, before: Looked | None) -> tuple[Any, ...]:
         if photo is None:
-            return None, gr.Slider(), gr.Dropdown(), None, EMPTY
-        one = candidates.of(model)
-        image, which = page.read(photo), looking.kind_called(kind)
+            return nothing()
+        one, image, which = candidates.of(model), page.read(photo), looking.kind_called(kind)
         asked_for = (photo["path"], model, kind, target)
         if before is not None and before.asked_for == asked_for:  # Gradio calls it input to pass a list by Tab
             return tuple(gr.skip() for _ in range(5))
@@ -71,11 +73,11 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
 
     @in_one_line
     def look_if_open(open_: Any, *rest: Any) -> tuple[Any, ...]:
-        return look(*rest) if open_ == NAME else (None, gr.Slider(), gr.Dropdown(), None, EMPTY)
+        return look(*rest) if open_ == NAME else nothing()
 
     @in_one_line
     def leaf(found: Looked | None, place: Any, wanted: Any) -> tuple[Any, ...]:
-        return (gr.Dropdown(), None, EMPTY) if found is None else picked(found, place, wanted)
+        return nothing()[2:] if found is None else picked(found, place, wanted)
 
     @in_one_line
     def other_model(model: Any, kind: Any, target: Any) -> tuple[Any, ...]:
@@ -84,12 +86,11 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         there, classes = list(looking.kinds(one)), looking.classes_of(one)
         chosen = kind if kind in there else _first_kind(there)
         explained = target if target in classes else looking.LIKELY
-        return gr.Radio(there, value=chosen), gr.Dropdown(classes, value=explained, visible=_explains(chosen))
+        return gr.Radio(there, value=chosen), gr.Dropdown(classes, value=explained, visible=chosen == GRADCAM)
 
     @in_one_line
     def draw_sheet(photo: Any, model: Any, target: Any) -> tuple[Any, ...]:
-        one = candidates.of(model)
-        image = page.read(photo)
+        one, image = candidates.of(model), page.read(photo)
         with candidates.computing:
             drawn = looking.sheet(one, image, looking.class_called(one, target))
         with tempfile.NamedTemporaryFile(dir=page.folder, prefix="overview-", suffix=".png", delete=False) as file:
@@ -102,7 +103,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     private: dict[str, Any] = dict(api_visibility="private")
     gr.on([kind.input, target.input], look, asked, answered, api_name="look", **quiet, **COMPUTE)
     at_once: dict[str, Any] = dict(queue=False, show_progress="hidden") | private
-    kind.input(lambda kind: gr.Dropdown(visible=_explains(kind)), kind, target, **at_once)
+    kind.input(lambda kind: gr.Dropdown(visible=kind == GRADCAM), kind, target, **at_once)
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
     page.image.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
     # change, not input: that event also comes when the list is passed by Tab, and would undo the next choice
@@ -116,9 +117,5 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
 
 def _first_kind(kinds: list[str]) -> str | None:
     """First choice among kinds of maps: the model's own where it has some."""
-    own = [kind for kind in kinds if kind not in (looking.KINDS["gradcam"], looking.KINDS["attention"])]
+    own = [kind for kind in kinds if kind not in (GRADCAM, looking.KINDS["attention"])]
     return next(iter(own or kinds), None)
-
-
-def _explains(kind: Any) -> bool:
-    return kind == looking.KINDS["gradcam"]

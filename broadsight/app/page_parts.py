@@ -45,18 +45,15 @@ def in_one_line(function: Any) -> Callable[..., Any]:
     def safe(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
-        except ValueError as error:
-            # Gradio shows it as HTML; our own sentences name no folder, those of libraries may
-            text = escape(without_paths(_short(error)), quote=False)
-            raise gr.Error(text, print_exception=False, title="Not possible") from None
         except Exception as error:
-            print(f"broadsight app: {function.__name__} failed: {_short(error)}", file=sys.stderr)
-            what = f"{type(error).__name__}; the terminal of broadsight app says why"
-            raise gr.Error(what, print_exception=False, title="This failed") from None
+            line = " ".join(first_line(error).split())
+            line = line if len(line) <= LINE else line[: LINE - 3] + "..."
+            if isinstance(error, ValueError):
+                # Gradio shows it as HTML; our own sentences name no folder, those of libraries may
+                title, text = "Not possible", escape(without_paths(line), quote=False)
+            else:
+                print(f"broadsight app: {function.__name__} failed: {line}", file=sys.stderr)
+                title, text = "This failed", f"{type(error).__name__}; the terminal of broadsight app says why"
+            raise gr.Error(text, print_exception=False, title=title) from None
 
     return safe
-
-
-def _short(error: Exception) -> str:
-    line = " ".join(first_line(error).split())
-    return line if len(line) <= LINE else line[: LINE - 3] + "..."

@@ -22,9 +22,7 @@ class Request(ModelOptions, Computing):
     open: bool = option(False, "open the page in the browser")
     max_upload: float = option(20.0, "the most that an uploaded image may have, in MB", metavar="MB")
     max_storage: float | None = option(
-        None,
-        "the most that all uploads and answers may take, in MB; the oldest go first (default: 500)",
-        metavar="MB",
+        None, "the most that all uploads and answers may take, in MB; the oldest go first (default: 500)", metavar="MB"
     )
     allow_host: str | None = option(
         None, "names, separated by commas, that the page answers to beside those of this computer", metavar="NAME,..."

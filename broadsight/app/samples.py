@@ -12,11 +12,9 @@ SIZE = 288
 @cache
 def samples() -> tuple[tuple[str, Image.Image], ...]:
     """Names and images of the samples, from the test part, which training never draws."""
-    found: dict[int, Image.Image] = {}
-    for index in range(len(CLASSES)):  # any ten scenes in a row show each class once
-        scene = draw_scene(index, size=SIZE, split="test")
-        found[scene.label] = Image.fromarray(scene.image)
-    return tuple((CLASSES[label], found[label]) for label in sorted(found))
+    scenes = [draw_scene(index, size=SIZE, split="test") for index in range(len(CLASSES))]  # one of each class
+    scenes.sort(key=lambda scene: scene.label)
+    return tuple((CLASSES[scene.label], Image.fromarray(scene.image)) for scene in scenes)
 
 
 def sample(index: object) -> Image.Image:

@@ -20,7 +20,6 @@ from .uploads import MOST_MEGABYTES, Storage
 
 PORT, TRIES = 7860, 100
 STORAGE = 500.0  # MB of all uploads and answers
-LOOPBACK = frozenset(("127.0.0.1", "localhost", "::1"))
 VISITORS = 200  # whose state is kept
 TEMPORARY = "GRADIO_TEMP_DIR"
 
@@ -53,43 +52,53 @@ def serving(
         storage: The most MB that all uploads and answers may take; None: STORAGE, or five of the largest uploads.
         allow_host: Names that the page answers to beside this computer's own, separated by commas.
     """
-    check_megabytes(megabytes)
-    allowed = allowed_names(allow_host)
-    room, most = check_storage(storage, megabytes), int(megabytes * 2**20)
-    chosen = free_port(host, port)
+    port, room, allowed = checked(host, port, megabytes, storage, allow_host)
     folder = Path(tempfile.mkdtemp(prefix="broadsight-app-")).resolve()
+
+    def remove() -> None:
+        with candidates.computing:  # an answer that is still computed must not be written
+            shutil.rmtree(folder, ignore_errors=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
+
     with ExitStack() as closing:
-        closing.callback(_remove, folder, candidates)
+        closing.callback(remove)
         closing.callback(_put_uploads_into, os.environ.get(TEMPORARY))
         _put_uploads_into(str(folder))
         need_gradio()
         from .app import build
         from .connections import Patience, ThreadServer, config_of
 
-        blocks = build(candidates, folder, megabytes)
+        blocks, most = build(candidates, folder, megabytes), int(megabytes * 2**20)
         closing.callback(blocks.close, verbose=False)
         kept = Storage(folder, int(room * 2**20))
         door = Door(_page(blocks, most), kept, most_bytes=most, allowed=allowed)
         options: dict[str, Any] = dict(log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
         server = ThreadServer(config_of(door, Patience(), **options))
         closing.callback(server.stop)
-        server.start([_listening(host, chosen)])
+        server.start([_listening(host, port)])
         name = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-        yield f"http://{f'[{name}]' if ':' in name else name}:{chosen}/"
+        yield f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+
+
+def checked(
+    host: str, port: int | None, megabytes: float, storage: float | None, allow_host: str
+) -> tuple[int, float, frozenset[str]]:
+    """The port, MB that all uploads and answers may take together, and other names; a ValueError for what cannot be."""
+    port = free_port(host, port)
+    if not 0 < megabytes <= 1000:
+        raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")
+    if storage is None:
+        storage = max(STORAGE, 5 * megabytes)
+    elif not megabytes + 1 <= storage <= 1_000_000:
+        expected = f"expected MB, at least {megabytes + 1:g} (one upload and the samples)"
+        raise ValueError(f"--max-storage {storage:g}; {expected}")
+    return port, storage, allowed_names(allow_host)
 
 
 def _put_uploads_into(folder: str | None) -> None:
     """Tell Gradio where to put uploads; None leaves it to Gradio."""
-    if folder is None:
-        os.environ.pop(TEMPORARY, None)
-    else:
-        os.environ[TEMPORARY] = folder
-
-
-def _remove(folder: Path, candidates: Candidates) -> None:
-    with candidates.computing:  # an answer that is still computed must not be written
-        shutil.rmtree(folder, ignore_errors=True)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # threads of Gradio's may have made it again
+    os.environ.pop(TEMPORARY, None)
+    os.environ.update({TEMPORARY: folder} if folder else {})
 
 
 def _page(blocks: Any, most_bytes: int) -> Any:
@@ -129,24 +138,8 @@ def free_port(host: str, port: int | None) -> int:
     raise ValueError(f"{what}; choose another --port")
 
 
-def check_megabytes(megabytes: float) -> None:
-    """Refuse a limit of uploads that is no limit."""
-    if not 0 < megabytes <= 1000:
-        raise ValueError(f"--max-upload {megabytes:g}; expected MB, more than 0 and at most 1000")
-
-
-def check_storage(storage: float | None, megabytes: float) -> float:
-    """MB that all uploads and answers may take together; a ValueError if not even one upload would fit."""
-    if storage is None:
-        return max(STORAGE, 5 * megabytes)
-    if not megabytes + 1 <= storage <= 1_000_000:
-        expected = f"expected MB, at least {megabytes + 1:g} (one upload and the samples)"
-        raise ValueError(f"--max-storage {storage:g}; {expected}")
-    return storage
-
-
 def is_loopback(host: str) -> bool:
-    return host.lower() in LOOPBACK or host.startswith("127.")
+    return host.lower() in ("localhost", "::1") or host.startswith("127.")
 
 
 def wait() -> None:

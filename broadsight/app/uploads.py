@@ -20,12 +20,10 @@ MOST_FILES = 2000
 def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABYTES) -> Image.Image:
     """Read an upload: the image in RGB, upright, its longer side at most SIDE pixels.
 
-    Args:
-        payload: What the page's image input sends: a mapping with the path of a file in `folder`. Its other entries,
-            such as an address, are not used.
+    Its header says how many pixels it has before anything is unpacked. Errors show nothing of what is in the file.
 
-    Raises:
-        ValueError: The file is not an upload, not an image or too large; the message shows nothing of its content.
+    Args:
+        payload: What the page's image input sends: a mapping with the path of a file in `folder`, and no more is used.
     """
     if payload is None:
         raise ValueError("there is no image yet; drop one, or pick a sample")
@@ -38,19 +36,6 @@ def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABY
     size = file.stat().st_size
     if size > megabytes * 2**20:
         raise ValueError(f"the file has {size / 2**20:.1f} MB; expected at most {megabytes:g} MB")
-    return open_upload(file)
-
-
-def is_uploaded(path: str, folder: str | Path) -> bool:
-    """Tell whether a path, all links followed, lies in the folder of uploads."""
-    try:
-        return Path(path).resolve().is_relative_to(Path(folder).resolve()) and "\0" not in path
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links in a circle
-        return False
-
-
-def open_upload(file: Path) -> Image.Image:
-    """Open an image of an accepted format with at most MOST_PIXELS: its header says so before anything is unpacked."""
     try:
         with open_image(file) as image:
             width, height = image.size
@@ -67,50 +52,47 @@ def open_upload(file: Path) -> Image.Image:
     return photo
 
 
-class Storage:
-    """The folder of uploads with its quota: the oldest files make room for new ones.
+def is_uploaded(path: str, folder: str | Path) -> bool:
+    """Tell whether a path, all links followed, lies in the folder of uploads."""
+    try:
+        return Path(path).resolve().is_relative_to(Path(folder).resolve()) and "\0" not in path
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, links in a circle
+        return False
 
-    Args:
-        folder: Files that are in it already belong to the page itself; they are counted and never removed.
-        most_bytes, most_files: Of all files in it.
+
+class Storage:
+    """The folder of uploads with its quota of bytes and files: the oldest make room for new ones.
+
+    Files that are in it already belong to the page itself; they are counted and never removed.
     """
 
     def __init__(self, folder: str | Path, most_bytes: int, most_files: int = MOST_FILES):
         self.folder, self.most_bytes, self.most_files = Path(folder), most_bytes, most_files
-        self.lasting = {path for path, _, _ in self.files()}
+        self.lasting = {path for _, path, _ in self.files()}
         self._lock = threading.Lock()
 
-    def files(self) -> list[tuple[str, int, float]]:
-        """Path, bytes and time of all files, the oldest first; links are not followed."""
+    def files(self) -> list[tuple[float, str, int]]:
+        """Time, path and bytes of all files, the oldest first; links are not followed."""
         found = []
         for path in (os.path.join(place, name) for place, _, names in os.walk(self.folder) for name in names):
             with suppress(OSError):  # removed meanwhile
                 status = os.lstat(path)
-                found.append((path, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda one: one[2])
+                found.append((status.st_mtime, path, status.st_size))
+        return sorted(found)
 
     def make_room(self, needed: int = 0, files: int = 1) -> bool:
         """Remove the oldest files until these bytes and files fit in; False if they never will."""
         with self._lock:
             found = self.files()
-            bytes_left = self.most_bytes - needed - sum(size for _, size, _ in found)
+            bytes_left = self.most_bytes - needed - sum(size for _, _, size in found)
             files_left = self.most_files - files - len(found)
-            for path, size, _ in found:
+            for _, path, size in found:
                 if min(bytes_left, files_left) >= 0:
                     break
-                if path not in self.lasting and self._remove(path):
-                    bytes_left, files_left = bytes_left + size, files_left + 1
+                if path not in self.lasting:
+                    with suppress(OSError):  # in use, on Windows; then its folder is not empty
+                        Path(path).unlink(missing_ok=True)
+                        bytes_left, files_left = bytes_left + size, files_left + 1
+                        if (parent := Path(path).parent) != self.folder:
+                            parent.rmdir()
             return min(bytes_left, files_left) >= 0
-
-    def _remove(self, path: str) -> bool:
-        try:
-            os.remove(path)
-        except FileNotFoundError:
-            return True
-        except OSError:  # in use, on Windows
-            return False
-        parent = Path(path).parent
-        if parent != self.folder:
-            with suppress(OSError):  # others are in there
-                parent.rmdir()
-        return True

@@ -19,10 +19,9 @@ def app(request: Request) -> int:
     named = [name for name in request.runs if not Path(name).is_dir()]
     request.refuse_ignored({TIMM_NAMES: None if named else "none is named"})
     server.need_gradio()
-    server.free_port(request.host, request.port)  # refused before models are opened
-    server.check_megabytes(request.max_upload)
-    server.check_storage(request.max_storage, request.max_upload)
-    server.allowed_names(request.allow_host or "")
+    limits: dict[str, Any] = dict(megabytes=request.max_upload, storage=request.max_storage)
+    limits |= dict(host=request.host, port=request.port, allow_host=request.allow_host or "")
+    server.checked(**limits)  # refused before models are opened
     import torch
 
     from ..app.candidates import open_candidates
@@ -41,13 +40,9 @@ def app(request: Request) -> int:
     if candidates.untrained:
         names = printable(", ".join(candidates.untrained))
         print(f"note: {names}: random weights, the answers mean nothing; `broadsight train` makes trained ones")
-    host = request.host
-    if not server.is_loopback(host):
-        print(f"warning: --host {host}: everybody who reaches this computer can use the page", file=sys.stderr)
-    limits: dict[str, Any] = dict(
-        megabytes=request.max_upload, storage=request.max_storage, allow_host=request.allow_host or ""
-    )
-    with server.serving(candidates, host=host, port=request.port, **limits) as address:
+    if not server.is_loopback(request.host):
+        print(f"warning: --host {request.host}: everybody who reaches this computer can use the page", file=sys.stderr)
+    with server.serving(candidates, **limits) as address:
         print(f"{printable(', '.join(candidates.names))}: {address} (Ctrl-C stops)", flush=True)
         if request.open:
             webbrowser.open(address)

@@ -3,14 +3,11 @@
 Written out on arrays, since images, tables and curves are made from the same ones; torchmetrics agrees (see tests).
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..errors import unknown
 from .predictions import MOST, Predictions
 
 BINS = 15  # of confidence, as calibration is usually measured
@@ -20,53 +17,39 @@ class NotEnough(ValueError):
     """There are too few images or classes for a figure to mean anything."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """How far confidence can be trusted, by bins of equal width over 0 to 1.
+def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> dict[str, Any]:
+    """How far confidence (N,) can be trusted, in per cent, by bins of equal width over 0 to 1; `correct` is (N,).
 
-    Args:
-        edges: (M + 1,) between which the bins lie; a confidence on an edge belongs to the bin above it.
-        counts: (M,) images.
-        confidence: (M,) mean of theirs, nan where there is none.
-        accuracy: (M,) share of right answers, likewise.
+    A confidence on the edge of two bins belongs to the upper one. "ece" is the gap between confidence and accuracy
+    averaged over the images, "mce" the largest of a bin; both are None without images, as are means of empty bins.
     """
-
-    edges: np.ndarray
-    counts: np.ndarray
-    confidence: np.ndarray
-    accuracy: np.ndarray
-
-    @property
-    def gaps(self) -> np.ndarray:
-        return np.abs(np.nan_to_num(self.confidence - self.accuracy))
-
-    @property
-    def expected_error(self) -> float:
-        """ECE: the gap between confidence and accuracy, averaged over the images; nan without any."""
-        return float((self.counts * self.gaps).sum() / self.counts.sum()) if self.counts.any() else math.nan
-
-    @property
-    def largest_error(self) -> float:
-        """MCE: the largest gap of a bin that holds images; nan without any."""
-        return float(self.gaps.max()) if self.counts.any() else math.nan
-
-
-def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Calibration:
-    """Confidences (N,) between 0 and 1, and whether each answer (N,) was right."""
     if bins < 1:
         raise ValueError(f"bins={bins}; expected 1 or more")
     edges = np.linspace(0, 1, bins + 1).astype(confidence.dtype)  # or 0.6 might not lie on the edge 0.6
     place = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
     counts = np.bincount(place, minlength=bins)
     with np.errstate(invalid="ignore"):
-        mean = np.bincount(place, confidence, minlength=bins) / counts
+        means = np.bincount(place, confidence, minlength=bins) / counts
         right = np.bincount(place, correct, minlength=bins) / counts
-    return Calibration(edges, counts, mean, right)
+    gaps, images = np.abs(np.nan_to_num(means - right)), counts.sum()
+    rows = [
+        {
+            "low": float(edges[one]),
+            "high": float(edges[one + 1]),
+            "count": int(counts[one]),
+            "confidence": 100 * float(means[one]) if counts[one] else None,
+            "accuracy": 100 * float(right[one]) if counts[one] else None,
+        }
+        for one in range(bins)
+    ]
+    ece, mce = (100 * float((counts * gaps).sum() / images), 100 * float(gaps.max())) if images else (None, None)
+    return {"ece": ece, "mce": mce, "bins": rows}
 
 
-def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+def confusion_matrix(found: Predictions) -> np.ndarray:
     """(C, C) counts: rows are what images show, columns what was said of them."""
-    return np.bincount(labels * classes + predicted, minlength=classes * classes).reshape(classes, classes)
+    count = found.classes
+    return np.bincount(found.labels * count + found.predicted, minlength=count * count).reshape(count, count)
 
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
@@ -82,35 +65,10 @@ def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks[positive[order]].sum() - count * (count + 1) / 2) / (count * others))
 
 
-def _top1(found: Predictions, bins: int) -> float:
-    return 100 * float((found.ranks == 0).mean())
-
-
-def _top5(found: Predictions, bins: int) -> float:
-    return 100 * float((found.ranks < 5).mean())
-
-
-def _loss(found: Predictions, bins: int) -> float:
-    return float(found.losses.mean(dtype=np.float64))
-
-
 def _balanced_accuracy(found: Predictions, bins: int) -> float:
     counts = np.bincount(found.labels, minlength=found.classes)
     right = np.bincount(found.labels[found.ranks == 0], minlength=found.classes)
     return 100 * float((right / np.maximum(counts, 1))[counts > 0].mean())
-
-
-def _macro_f1(found: Predictions, bins: int) -> float:
-    scores = [row["f1"] for row in per_class(found) if row["images"]]
-    return float(np.mean(scores))
-
-
-def _ece(found: Predictions, bins: int) -> float:
-    return 100 * calibration(found.confidence, found.ranks == 0, bins).expected_error
-
-
-def _confidence(found: Predictions, bins: int) -> float:
-    return 100 * float(found.confidence.mean(dtype=np.float64))
 
 
 def _auroc(found: Predictions, bins: int) -> float:
@@ -121,22 +79,15 @@ def _auroc(found: Predictions, bins: int) -> float:
 
 
 METRICS: dict[str, Callable[[Predictions, int], float]] = {
-    "top1": _top1,
-    "top5": _top5,
-    "loss": _loss,
+    "top1": lambda found, bins: 100 * float((found.ranks == 0).mean()),
+    "top5": lambda found, bins: 100 * float((found.ranks < 5).mean()),
+    "loss": lambda found, bins: float(found.losses.mean(dtype=np.float64)),
     "balanced_accuracy": _balanced_accuracy,
-    "macro_f1": _macro_f1,
+    "macro_f1": lambda found, bins: float(np.mean([row["f1"] for row in per_class(found) if row["images"]])),
     "auroc": _auroc,
-    "ece": _ece,
-    "confidence": _confidence,
+    "ece": lambda found, bins: calibration(found.confidence, found.ranks == 0, bins)["ece"],
+    "confidence": lambda found, bins: 100 * float(found.confidence.mean(dtype=np.float64)),
 }
-
-
-def check_metrics(names: Sequence[str]) -> None:
-    """A ValueError for a figure that is not known."""
-    for name in names:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
 
 
 def shortage(name: str, images: int, classes: int, present: int, bins: int = BINS) -> str | None:
@@ -154,33 +105,14 @@ def shortage(name: str, images: int, classes: int, present: int, bins: int = BIN
     return None
 
 
-def refuse_short(names: Sequence[str], images: int, classes: int, present: int, bins: int = BINS) -> None:
-    """Raises `NotEnough` for the first figure that so many images cannot give; see `shortage`."""
-    for name in names:
-        if why := shortage(name, images, classes, present, bins):
-            raise NotEnough(f"{name} {why}")
-
-
 def figures(
-    found: Predictions, names: Sequence[str] | None = None, bins: int = BINS, refuse: bool = True
+    found: Predictions, names: Sequence[str] | None = None, bins: int = BINS
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """The figures asked for, or all that mean something.
-
-    Args:
-        names: Some of METRICS. One that needs more than there is raises `NotEnough` then.
-        bins: Of the calibration error.
-        refuse: Whether it does; else it is among those without a value, since the work is done.
-
-    Returns:
-        Values, and why others have none.
-    """
-    check_metrics(names or ())
-    occurring, competing = coverage(found)
-    there = (len(found), competing, occurring, bins)
-    if refuse:
-        refuse_short(names or (), *there)
-    absent = {name: why for name in names or METRICS if (why := shortage(name, *there))}
-    return {name: METRICS[name](found, bins) for name in names or METRICS if name not in absent}, absent
+    """The figures asked for, all of METRICS if none are, that mean something; and why others have no value."""
+    present, competing = coverage(found)
+    whys = {name: shortage(name, len(found), competing, present, bins) for name in names or METRICS}
+    values = {name: METRICS[name](found, bins) for name, why in whys.items() if why is None}
+    return values, {name: why for name, why in whys.items() if why is not None}
 
 
 def coverage(found: Predictions) -> tuple[int, int]:
@@ -193,69 +125,33 @@ def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[di
 
     What cannot be said is None: all of a class without images, precision of one that was never answered.
     """
-    matrix = confusion_matrix(found.labels, found.predicted, found.classes)
+    matrix = confusion_matrix(found)
     names = names or [str(number) for number in range(found.classes)]
     shown, said, right = matrix.sum(1), matrix.sum(0), matrix.diagonal()
     wrong = matrix - np.diag(right)
     rows = []
     for one, name in enumerate(names):
         other = int(wrong[one].argmax()) if wrong[one].any() else None
-        rows.append(
-            {
-                "class": name,
-                "images": int(shown[one]),
-                "answers": int(said[one]),
-                "recall": _percent(right[one], shown[one]),
-                "precision": _percent(right[one], said[one]) if shown[one] else None,
-                "f1": _percent(2 * right[one], shown[one] + said[one]) if shown[one] else None,
-                "most_confused_with": None if other is None else names[other],
-                "confused": 0 if other is None else int(wrong[one, other]),
-            }
-        )
+        wholes = dict(recall=shown[one], precision=said[one], f1=(shown[one] + said[one]) / 2)
+        shares = {key: 100 * float(right[one]) / float(x) if shown[one] and x else None for key, x in wholes.items()}
+        taken_for, count = (None, 0) if other is None else (names[other], int(wrong[one, other]))
+        counts = {"class": name, "images": int(shown[one]), "answers": int(said[one])}
+        rows.append({**counts, **shares, "most_confused_with": taken_for, "confused": count})
     return rows
-
-
-def _percent(part: Any, whole: Any) -> float | None:
-    return 100 * float(part) / float(whole) if whole else None
 
 
 def most_confused(found: Predictions, names: Sequence[str], most: int = 20) -> list[dict[str, Any]]:
     """The pairs of classes that are confused most often: what images show, what is said, how often."""
-    matrix = confusion_matrix(found.labels, found.predicted, found.classes)
+    matrix = confusion_matrix(found)
     shown = matrix.sum(1)
     np.fill_diagonal(matrix, 0)
-    order = np.argsort(-matrix, axis=None, kind="stable")[:most]
-    pairs = [divmod(int(place), found.classes) for place in order]
-    return [
-        {
-            "class": names[one],
-            "as": names[other],
-            "count": int(matrix[one, other]),
-            "share": 100 * float(matrix[one, other]) / float(shown[one]),
-        }
-        for one, other in pairs
-        if matrix[one, other]
-    ]
-
-
-def calibration_record(found: Predictions, bins: int = BINS) -> dict[str, Any]:
-    """Calibration as plain types, in per cent; empty bins have no means."""
-    result = calibration(found.confidence, found.ranks == 0, bins)
-    rows = zip(result.edges[:-1], result.edges[1:], result.counts, result.confidence, result.accuracy, strict=True)
-    return {
-        "ece": 100 * result.expected_error if len(found) else None,
-        "mce": 100 * result.largest_error if len(found) else None,
-        "bins": [
-            {
-                "low": float(low),
-                "high": float(high),
-                "count": int(count),
-                "confidence": 100 * float(mean) if count else None,
-                "accuracy": 100 * float(right) if count else None,
-            }
-            for low, high, count, mean, right in rows
-        ],
-    }
+    rows = []
+    for place in np.argsort(-matrix, axis=None, kind="stable")[:most].tolist():
+        one, other = divmod(place, found.classes)
+        if count := int(matrix[one, other]):
+            share = 100 * float(count) / float(shown[one])
+            rows.append({"class": names[one], "as": names[other], "count": count, "share": share})
+    return rows
 
 
 def most_confident_mistakes(found: Predictions, most: int = 24) -> np.ndarray:
@@ -265,16 +161,9 @@ def most_confident_mistakes(found: Predictions, most: int = 24) -> np.ndarray:
 
 
 def accepted_accuracy(found: Predictions, accepted: Mapping[int, Sequence[int]]) -> tuple[float, int]:
-    """Share of images whose answer is one of several right ones; those without any are left out.
-
-    Args:
-        accepted: By row of the source, the classes that count as right.
-
-    Returns:
-        Per cent, and how many images count.
-    """
-    judged = [(int(row), int(said)) for row, said in zip(found.rows, found.predicted, strict=True)]
-    judged = [(row, said) for row, said in judged if accepted.get(row)]
-    if not judged:
+    """Per cent of images whose answer is one of several right ones, `accepted` by row, and how many have any."""
+    said = zip(found.rows.tolist(), found.predicted.tolist(), strict=True)
+    right = [one in accepted[row] for row, one in said if accepted.get(row)]
+    if not right:
         raise NotEnough("needs images with accepted labels; none given")
-    return 100 * sum(said in accepted[row] for row, said in judged) / len(judged), len(judged)
+    return 100 * sum(right) / len(right), len(right)

@@ -1,7 +1,7 @@
 """Evaluation of dense runs: AP as COCO has it, or mIoU; result files, and images of what was found."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -34,35 +34,22 @@ BATCH = 4  # images per call, unless asked for otherwise: they are large
 
 @dataclass
 class DenseEvaluation:
-    """How good a dense model is.
-
-    Args:
-        run, part, views: What was asked, what about, and how.
-        figures, per_class: In per cent; None where nothing is there to be found.
-        coverage: How many classes occur, over which means are taken, and how many there are.
-        results: What was found, as COCO has it; none for pixels.
-        skipped: Images that could not be read, and why.
-        latencies: Seconds of each batch, per image.
-        shown: Images of what was found beside the truth.
-        interrupted: Not all images were asked about.
-        command: What records say of how it was asked.
-        record, folder: What evaluation.json holds, and where it is; see `broadsight.report.run.write_evaluation`.
-    """
+    """How good a dense model is."""
 
     run: DenseModel
-    part: DensePart
+    part: DensePart  # what it was asked about
     views: Views
-    figures: dict[str, float | None] = field(default_factory=dict)
-    per_class: list[dict[str, Any]] = field(default_factory=list)
-    coverage: tuple[int, int] = (0, 0)
-    results: list[dict[str, Any]] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    latencies: list[float] = field(default_factory=list)
-    shown: list[CaptionedImage] = field(default_factory=list)
+    figures: dict[str, float | None] = field(default_factory=dict)  # in per cent; None where nothing is to be found
+    per_class: list[dict[str, Any]] = field(default_factory=list)  # likewise
+    coverage: tuple[int, int] = (0, 0)  # how many classes occur, over which means are taken, and how many there are
+    results: list[dict[str, Any]] = field(default_factory=list)  # what was found, as COCO has it; none for pixels
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
+    latencies: list[float] = field(default_factory=list)  # seconds of each batch, per image
+    shown: list[CaptionedImage] = field(default_factory=list)  # what was found beside the truth
     interrupted: bool = False
-    command: str = ""
-    record: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
+    command: str = ""  # how it was asked
+    record: Mapping[str, Any] = field(default_factory=dict)  # of evaluation.json; `write_evaluation` adds it
+    folder: Path | None = None  # where that is
 
     @property
     def title(self) -> str:
@@ -88,14 +75,18 @@ def evaluate_dense(
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     run = open_asked(request)
-    part = labelled(find_part(run, request))
+    part = _part_of(run, request)
+    if told_quickly(part.images):  # classes that none of them shows, unless the run's own data says so
+        shown, place = labels_of_images(part.images), str(part.description.get("place") or part.description.get("val"))
+        told = {note.replace("validate on", "evaluate on") for note in part.notes}
+        more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
+        part = replace(part, notes=(*part.notes, *more))
     for note in part.notes:
         tell(note)
-    views = run.views(flip=request.flip, scales=request.scales, slide=request.slide)
-    return score(run, part, views, request, progress)
+    return _score(run, part, request, progress)
 
 
-def find_part(run: DenseModel, request: Request) -> DensePart:
+def _part_of(run: DenseModel, request: Request) -> DensePart:
     """The images that are asked about."""
     if request.data is None:
         splits = run.own_data()
@@ -121,21 +112,11 @@ def find_part(run: DenseModel, request: Request) -> DensePart:
     return DensePart(images, part.notes, {**part.description, "images": len(images), "samples": request.samples})
 
 
-def labelled(part: DensePart) -> DensePart:
-    """The same images, with notes on classes that none of them shows; a ValueError if there is no label at all."""
-    if not told_quickly(part.images):
-        return part
-    about = part.description
-    shown, place = labels_of_images(part.images), str(about.get("place") or about.get("val"))
-    told = {note.replace("validate on", "evaluate on") for note in part.notes}  # by the run's own data
-    more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
-    return replace(part, notes=(*part.notes, *more))
-
-
-def score(
-    run: DenseModel, part: DensePart, views: Views, request: Request, progress: Callable[[int, int, str], None]
+def _score(
+    run: DenseModel, part: DensePart, request: Request, progress: Callable[[int, int, str], None]
 ) -> DenseEvaluation:
     """Figures of a run on images; an interruption leaves those of what was seen until then."""
+    views = run.views(flip=request.flip, scales=request.scales, slide=request.slide)
     evaluation = DenseEvaluation(run, part, views, command=request.command)
     scorer = make_scorer(
         run.task,
@@ -148,16 +129,13 @@ def score(
         device=run.device,
         keep=True,
     )
+    source: Any = part.images
+    transform = None if run.top_down else DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
     if run.top_down:
-        source: Any = PoseCrops(part.images, input_size=crop_size(run.recipe), training=False, pairs=run.flip_pairs)
-        transform = None
-    else:
-        source, transform = part.images, DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
-    images = DenseDataset(source, transform, strict=request.strict)
+        source = PoseCrops(source, input_size=crop_size(run.recipe), training=False, pairs=run.flip_pairs)
+    images, order = DenseDataset(source, transform, strict=request.strict), EvalOrder(source, request.batch or BATCH)
     workers = default_workers() if request.workers is None else request.workers
-    loader = load(
-        images, EvalOrder(source, request.batch or BATCH), workers=workers, pin_memory=run.device.type == "cuda"
-    )
+    loader = load(images, order, workers=workers, pin_memory=run.device.type == "cuda")
     done = 0
     progress(0, len(source), run.title)
     try:
@@ -182,35 +160,30 @@ def score(
     evaluation.figures = known_or_none(scorer.compute())
     evaluation.per_class = [known_or_none(row) for row in scorer.per_class()]
     evaluation.coverage = scorer.coverage()
-    _look(evaluation, scorer)
+    with torch.inference_mode():
+        evaluation.shown = list(_shown(run, part.images, evaluation.skipped, scorer))
+    if run.task != "segment":
+        evaluation.results = _results(run, scorer)
     return evaluation
 
 
-def _look(evaluation: DenseEvaluation, scorer: Any) -> None:
-    """Draw some images, truth beside prediction, and keep all results of objects."""
-    run, images = evaluation.run, evaluation.part.images
+def _shown(run: DenseModel, images: Any, skipped: Container[str], scorer: Any) -> Iterator[CaptionedImage]:
+    """Some of the images that could be read, truth beside what was found."""
     chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(SHOWN, len(images))).tolist()}
-    with torch.inference_mode():
-        for index in sorted(chosen):
-            if images.name(index) in evaluation.skipped:
-                continue
-            image, target = images[index]
-            found = found_in(run, scorer, image, index)
-            evaluation.shown.append(
-                CaptionedImage(truth_and(run, image, target, found), images.name(index), _told(run, found))
-            )
-    if run.task != "segment":
-        evaluation.results = results_of(run, scorer)
-
-
-def found_in(run: DenseModel, scorer: Any, image: Image.Image, index: int) -> Any:
-    """What a model says of an image of the evaluated ones."""
-    if run.top_down:
-        return scorer.predictions(index)
-    pixels = pixels_of(image)
-    if run.task == "segment":
-        return scorer.find(run.model, pixels).argmax(0).cpu()
-    return {key: value.cpu() for key, value in scorer.find(run.model, [pixels])[0].items()}
+    for index in sorted(chosen):
+        if images.name(index) in skipped:
+            continue
+        image, target = images[index]
+        found: Any
+        if run.task == "segment":
+            classes = found = scorer.find(run.model, pixels_of(image)).argmax(0).cpu()
+            names = [run.classes[place] for place in classes.unique().tolist() if place < len(run.classes)]
+        else:
+            found = scorer.predictions(index) if run.top_down else scorer.find(run.model, [pixels_of(image)])[0]
+            found = {key: value.cpu() for key, value in found.items()}
+            names = [run.classes[label - 1] for label in found["labels"][found["scores"] >= 0.5].tolist()]
+        words = f"truth beside what was found: {', '.join(names) or 'nothing'}"
+        yield CaptionedImage(truth_and(run, image, target, found), images.name(index), words)
 
 
 def truth_and(run: DenseModel, image: Image.Image, target: Any, found: Any) -> Image.Image:
@@ -224,40 +197,28 @@ def truth_and(run: DenseModel, image: Image.Image, target: Any, found: Any) -> I
     return side_by_side(dict(zip(("truth", "found"), drawn, strict=True)))
 
 
-def _told(run: DenseModel, found: Any) -> str:
-    if run.task == "segment":
-        names = [run.classes[int(index)] for index in found.unique() if int(index) < len(run.classes)]
-        return f"truth beside what was found: {', '.join(names)}"
-    sure = found["labels"][found["scores"] >= 0.5].tolist()
-    return f"truth beside what was found: {', '.join(run.classes[label - 1] for label in sure) or 'nothing'}"
-
-
-def results_of(run: DenseModel, scorer: Any) -> list[dict[str, Any]]:
+def _results(run: DenseModel, scorer: Any) -> list[dict[str, Any]]:
     """Everything that was found, as COCO's results have it; keypoints in the file's own coordinates."""
-    if run.top_down:
-        entries = []
-        for index in range(len(scorer.dataset)):
-            found = moved_keypoints(scorer.predictions(index), -run.keypoint_offset)
-            image_id = scorer.dataset.target(index)["image_id"]
-            entries += to_results(image_id, found, scorer.dataset.category_ids)
-        return entries
-    return scorer.results
+    if not run.top_down:
+        return scorer.results
+    entries = []
+    for index in range(len(scorer.dataset)):
+        found = moved_keypoints(scorer.predictions(index), -run.keypoint_offset)
+        entries += to_results(scorer.dataset.target(index)["image_id"], found, scorer.dataset.category_ids)
+    return entries
 
 
 def record_of(evaluation: DenseEvaluation) -> dict[str, Any]:
     """What evaluation.json holds."""
-    run, views = evaluation.run, evaluation.views
+    run, views, (occurring, classes) = evaluation.run, evaluation.views, evaluation.coverage
+    missing = [name for name, value in evaluation.figures.items() if value is None]
     return {
         "task": run.task,
         "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters},
         "data": evaluation.part.description,
         "figures": evaluation.figures,
-        "absent": {
-            name: why_missing(name, evaluation.coverage[0])
-            for name, value in evaluation.figures.items()
-            if value is None
-        },
-        "coverage": {"occurring": evaluation.coverage[0], "classes": evaluation.coverage[1]},
+        "absent": {name: why_missing(name, occurring) for name in missing},
+        "coverage": {"occurring": occurring, "classes": classes},
         "per_class": evaluation.per_class,
         "views": {"flip": views.flip, "scales": list(views.scales), "slide": views.slide, "size": views.short_side},
         "latency_ms": 1000 * median(evaluation.latencies) if evaluation.latencies else None,

@@ -19,13 +19,11 @@ import numpy as np
 from ..data.sources.folder import FolderSource, part_of
 from ..data.sources.sample_table import TRAIN, VAL, Listed, in_order, is_image, some
 from ..data.sources.walking import entries, images_below, is_folder, is_there
-from ..errors import unknown
 from ..files import refuse_odd
 from ..runs.names import synsets
 
 V2 = "imagenet-v2"
 REAL = "imagenet-real"
-PART = "imagenet-part"  # some of the 1000 class folders; a name for results, not for `open_set`
 
 VAL_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})(_n[0-9]{8})?\.\w+")  # some archives add the class
 VAL_IMAGES = 50_000
@@ -35,28 +33,20 @@ MOST_SETS = 100  # a folder with more folders than this in it holds classes, not
 
 @dataclass(frozen=True)
 class SetInfo:
-    """What is known of a set before its folder is seen.
+    """What is known of a set before its folder is seen."""
 
-    Attributes:
-        title: What reports call it.
-        images: How many the whole set has.
-        folder: What it is usually called, unpacked.
-        subset: "a" or "r", as timm calls those with 200 classes.
-    """
-
-    title: str
-    images: int
-    folder: str
-    subset: str | None = None
+    title: str  # what reports call it
+    images: int  # that the whole set has
+    folder: str  # what it is usually called, unpacked
+    subset: str | None = None  # "a" or "r", as timm calls those with 200 classes
 
 
+MATCHED = "imagenetv2-matched-frequency-format-val"
 SETS = {
     "imagenet": SetInfo("ImageNet", VAL_IMAGES, "val"),
     REAL: SetInfo("ImageNet ReaL", VAL_IMAGES, "val"),
-    V2: SetInfo("ImageNet-V2", 10_000, "imagenetv2-matched-frequency-format-val"),
-    f"{V2}-matched-frequency": SetInfo(
-        "ImageNet-V2 matched-frequency", 10_000, "imagenetv2-matched-frequency-format-val"
-    ),
+    V2: SetInfo("ImageNet-V2", 10_000, MATCHED),
+    f"{V2}-matched-frequency": SetInfo("ImageNet-V2 matched-frequency", 10_000, MATCHED),
     f"{V2}-threshold-0.7": SetInfo("ImageNet-V2 threshold-0.7", 10_000, "imagenetv2-threshold0.7-format-val"),
     f"{V2}-top-images": SetInfo("ImageNet-V2 top-images", 10_000, "imagenetv2-top-images-format-val"),
     "imagenet-a": SetInfo("ImageNet-A", 7_500, "imagenet-a", "a"),
@@ -72,61 +62,40 @@ V2_WORDS = {"matched": "matched-frequency", "threshold": "threshold-0.7", "topim
 class ImageNetSet:
     """A folder of images to evaluate classifiers of ImageNet's 1000 classes on.
 
-    Attributes:
-        name: A key of SETS, or "imagenet-part".
-        title: What reports call it.
-        path: Where the class folders, or the images, are.
-        source: The images. Labels are indices into the 1000 classes, which `source.classes` names by their synsets.
-            ReaL's images have the label of their class folder or, without one, the first that is accepted.
-        kept: The classes (200,) that compete, ascending; None if all 1000 do. Whoever made ImageNet-A and -R takes
-            the largest of these 200 logits.
-        accepted: By row of the source, the classes that are right, one or more; None if that is the label alone.
-        notes: What the user should know, a line each.
+    Labels are indices into these classes, which `source.classes` names by their synsets. ReaL's images have the label
+    of their class folder or, without one, the first that is accepted.
     """
 
-    name: str
+    name: str  # a key of SETS
     title: str
-    path: Path
+    path: Path  # where the class folders, or the images, are
     source: Listed
-    kept: np.ndarray | None = None
-    accepted: dict[int, tuple[int, ...]] | None = None
+    kept: np.ndarray | None = None  # the 200 classes that compete, ascending; None if all 1000 do
+    accepted: dict[int, tuple[int, ...]] | None = None  # by row the classes that are right; None: the label alone
     notes: tuple[str, ...] = ()
 
 
 def indices_of(classes: Sequence[str]) -> np.ndarray | None:
-    """Where class folders (n,) are among the 1000, by their names; None if any of them is not.
+    """Where class folders (n,) are among the 1000, as synsets or numbers by value; None if any of them is not.
 
-    They are synsets, or the numbers 0 to 999 by value. Numbers count only if all 1000 are there: folders 0 to 9 are
-    more likely to be digits.
+    Numbers count only if all 1000 are there: folders 0 to 9 are more likely to be digits.
     """
-    places = _places(classes, numbers=False)
-    if None in places:
-        places = _places(classes, numbers=True)
-        if None in places or len(set(places)) < len(synsets()):
-            return None
-    return np.array(places, np.int64) if places else None
-
-
-def recognise(path: str | Path) -> str | None:
-    """Which of SETS a folder holds, itself or in the one folder in it that is a set; None if none or several.
-
-    V2 is "imagenet-v2" where no name says which of the three. Images of the validation set without class folders are
-    "imagenet-real". Part of ImageNet's class folders are none of the sets, though `open_set` takes them.
-    """
-    path = Path(path).expanduser()
-    found = _located(path) if path.is_dir() else {}
-    return next(iter(found)) if len(found) == 1 else None
+    places, numbers = _places(classes, numbers=False), _places(classes, numbers=True)
+    if None in places and len(set(numbers)) == len(synsets()):
+        places = numbers
+    return np.array(places, np.int64) if places and None not in places else None
 
 
 def find_sets(root: str | Path) -> dict[str, Path]:
     """The sets that a folder holds, in the order of SETS: the folder itself, or else folders in it.
 
+    V2 is "imagenet-v2" where no name says which of the three. Part of ImageNet's class folders are none of the sets.
     Of two folders of a kind, the one with the usual name is taken, or else the first; `train` never. A folder that is
     called after a set counts even if its shape is wrong: `open_set` says what is wrong with it. The validation set
-    is there twice, as itself and for ReaL, if its images have their original names.
+    is there twice, as itself and for ReaL, if its images have their original names; without class folders, for ReaL.
     """
     root = _folder(root)
-    found = _located(root, depth=2)
+    found = _located(root, 2)
     used = {folder for place in found.values() for folder in (place, *place.parents)}
     for folder in _folders(root):
         name = called_after(folder) if "imagenet" in folder.lower() else None  # other data has a `sketch`
@@ -137,54 +106,28 @@ def find_sets(root: str | Path) -> dict[str, Path]:
     return {name: found[name] for name in SETS if name in found}
 
 
-def open_set(
-    path: str | Path, name: str | None = None, channels: int = 3, real: str | Path | None = None
-) -> ImageNetSet:
-    """Opens a folder as one of SETS. Its class folders may be in a folder of their own in it.
+def open_set(path: str | Path, name: str, channels: int = 3, real: str | Path | None = None) -> ImageNetSet:
+    """Opens a folder as one of SETS, whose shape it or a folder in it must have; "imagenet-v2" is any of its three.
 
     Args:
-        path: The unpacked set.
-        name: A key of SETS, and the folder must have its shape; "imagenet-v2" is any of its three. If None, the set
-            is recognised, and a folder with some of ImageNet's classes is taken for part of it.
-        channels: 3 for RGB, 1 for grey.
         real: A file with other labels for ReaL than timm's: a JSON list of 50,000 lists of classes.
     """
-    path = _folder(path)
-    if real is not None and name not in (None, REAL):
-        raise ValueError(f"real={real} is for imagenet-real, not for {name}; leave one of them out")
-    if name is None and real is not None:
-        name = REAL
-    if name is not None and name not in SETS:
-        raise unknown("set", name, SETS)
-    if name is None:
-        name, path = _recognised(path)
-    else:
-        name, path = _fitting(path, name)
+    name, path = _fitting(_folder(path), name)
     if name == REAL:
         return _open_real(path, channels, real)
-
-    info, folders = SETS.get(name), _folders(path)
+    info, folders = SETS[name], _folders(path)
     part = part_of(path, channels)
     notes, source = part.notes, part.source
-    if info is not None and (empty := in_order(set(folders) - set(source.classes))):
+    if empty := in_order(set(folders) - set(source.classes)):
         what = f"{path} has {len(empty):,} of {len(folders):,} class folders without images"
         raise ValueError(f"{what}: {some(empty, 3)}; unpack {info.title} again")
     indices = indices_of(source.classes)
     assert indices is not None, "the shape of the folder was checked"
     source.classes = tuple(synsets()[index] for index in indices)
     source = source.under(synsets())
-    if info is None:
-        title = f"{len(indices):,} of ImageNet's classes"
-        called = called_after(path.name)
-        whole = f", so it is not {SETS[called].title}" if called else ""
-        notes.append(f"{path} has {len(indices):,} of ImageNet's 1,000 classes{whole}; all 1,000 compete")
-        return ImageNetSet(name, title, path, source, notes=tuple(notes))
     if len(source) != info.images:
         notes.append(f"{path} has {len(source):,} images; {info.title} has {info.images:,}")
     return ImageNetSet(name, info.title, path, source, _kept(name).copy() if info.subset else None, notes=tuple(notes))
-
-
-# --- what a folder is ----------------------------------------------------------------------------------------------
 
 
 def _folder(path: str | Path) -> Path:
@@ -202,9 +145,8 @@ def _folders(path: Path) -> list[str]:
 
 def _look(path: Path) -> tuple[list[str], str]:
     """The folders in a folder, and the name of an image in it or else in the first of them; "" if there is none."""
-    found = entries(path)
-    folders = in_order(entry.name for entry in found if is_folder(entry))
-    for place in (found, entries(path / folders[0]) if folders else ()):
+    folders = _folders(path)
+    for place in (entries(path), entries(path / folders[0]) if folders else ()):
         if images := [entry.name for entry in place if is_image(entry.name) and is_there(entry.is_file)]:
             return folders, min(images)
     return folders, ""
@@ -215,10 +157,6 @@ def _is_val(path: Path) -> bool:
     return VAL_IMAGE.fullmatch(_look(path)[1]) is not None
 
 
-def _is_v2(name: str | None) -> bool:
-    return name is not None and name.startswith(V2)
-
-
 def _info(name: str) -> str:
     """A file that timm brings along."""
     return (files("timm.data") / "_info" / name).read_text("utf-8")
@@ -227,10 +165,8 @@ def _info(name: str) -> str:
 @cache
 def _kept(name: str) -> np.ndarray:
     """The classes that a set has, ascending."""
-    if (subset := SETS[name].subset) is None:
-        return np.arange(len(synsets()))
-    text = _info(f"imagenet_{subset}_indices.txt")
-    return np.array(text.split(), np.int64)
+    subset = SETS[name].subset
+    return np.array(_info(f"imagenet_{subset}_indices.txt").split() if subset else range(len(synsets())), np.int64)
 
 
 def _places(classes: Sequence[str], numbers: bool) -> list[int | None]:
@@ -238,8 +174,8 @@ def _places(classes: Sequence[str], numbers: bool) -> list[int | None]:
     if not numbers:
         place = {name: index for index, name in enumerate(synsets())}
         return [place.get(name) for name in classes]
-    values = [int(name) if re.fullmatch("[0-9]{1,9}", name) else -1 for name in classes]
-    return [value if 0 <= value < len(synsets()) else None for value in values]
+    values = [int(name) if re.fullmatch("[0-9]{1,9}", name) else len(synsets()) for name in classes]
+    return [value if value < len(synsets()) else None for value in values]
 
 
 def _kind(path: Path) -> str | None:
@@ -254,7 +190,8 @@ def _kind(path: Path) -> str | None:
     if of_val:
         return None
     if all(map(str.isdecimal, folders)):
-        return _v2_called(path) if _misfit(folders, V2) is None else None
+        named = Path(os.path.abspath(path))
+        return _which_v2(named.name, named.parent.name) if _misfit(folders, V2) is None else None
     return next((name for name in ("imagenet-a", "imagenet-r") if _misfit(folders, name) is None), None)
 
 
@@ -262,34 +199,29 @@ def _letters(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
-def _v2_called(path: Path) -> str:
-    """Which of V2's sets a folder is called after, or the one that it is in."""
-    path = Path(os.path.abspath(path))
-    for name in (path.name, path.parent.name):
-        for word, which in V2_WORDS.items():
-            if word in _letters(name):
-                return f"{V2}-{which}"
-    return V2
+def _which_v2(*names: str) -> str:
+    """Which of V2's sets the first name says that says one; or any."""
+    said = (f"{V2}-{which}" for name in names for word, which in V2_WORDS.items() if word in _letters(name))
+    return next(said, V2)
 
 
 def called_after(name: str) -> str | None:
     """Which of SETS a folder is called after. `val` is not: much other data has it."""
     letters = _letters(name)
     if letters.startswith("imagenetv2"):
-        return next((f"{V2}-{which}" for word, which in V2_WORDS.items() if word in letters), V2)
+        return _which_v2(name)
     known = {"imageneta": "imagenet-a", "imagenetr": "imagenet-r"}
     return known.get(letters) or ("imagenet-sketch" if letters in ("sketch", "imagenetsketch") else None)
 
 
-def _located(path: Path, depth: int = 1) -> dict[str, Path]:
+def _located(path: Path, depth: int) -> dict[str, Path]:
     """The sets that a folder holds: itself, or else folders in it, as deep as that. Those in `train` do not count."""
     if kind := _kind(path):
         return {kind: path}
     found: dict[str, Path] = {}
     folders = _folders(path)
-    if not depth or len(folders) > MOST_SETS or _holds_classes(folders):
-        return found
-    for folder in folders:
+    classes = all(map(str.isdecimal, folders)) or any(x is not None for x in _places(folders, numbers=False))
+    for folder in folders if depth and len(folders) <= MOST_SETS and not classes else ():
         if folder.lower() in TRAIN:
             continue
         for kind, place in _located(path / folder, depth - 1).items():
@@ -300,29 +232,19 @@ def _located(path: Path, depth: int = 1) -> dict[str, Path]:
     return found
 
 
-def _holds_classes(folders: Sequence[str]) -> bool:
-    return any(place is not None for place in _places(folders, numbers=False)) or all(map(str.isdecimal, folders))
-
-
-# --- what a folder has to be ---------------------------------------------------------------------------------------
-
-
 def _misfit(folders: Sequence[str], name: str) -> str | None:
     """What is wrong with the class folders of a set, or None."""
-    info, kept = SETS[name], _kept(name).tolist()
-    numbers = _is_v2(name)
+    kept, numbers = _kept(name).tolist(), name.startswith(V2)
     places, wanted = _places(folders, numbers), set(kept)
     if len(folders) == len(kept) and set(places) == wanted:
         return None
     known = [place for place in places if place in wanted]
     extra = [folder for folder, place in zip(folders, places, strict=True) if place not in wanted]
     missing = [str(place) if numbers else synsets()[place] for place in kept if place not in set(known)]
-    classes = f"{info.title}'s {len(kept):,}" + (", which are called 0 to 999" if numbers else "")
+    classes = f"{SETS[name].title}'s {len(kept):,}" + (", which are called 0 to 999" if numbers else "")
     text = f"has {len(folders):,} class folders, {len(set(known)):,} of {classes}"
-    if missing:
-        text += f"; missing {some(missing, 3)}"
-    if extra:
-        text += f"; not of them {some(extra, 3)}"
+    text += f"; missing {some(missing, 3)}" if missing else ""
+    text += f"; not of them {some(extra, 3)}" if extra else ""
     return text + ("; two of one number" if len(known) > len(set(known)) else "")
 
 
@@ -330,9 +252,9 @@ def _fits(path: Path, name: str) -> str | None:
     """The name under which a folder is the set called so, which may say more; None if it is not."""
     if name == REAL:
         return name if _is_val(path) else None
-    kind = _kind(path)
-    if _is_v2(name) and _is_v2(kind) and V2 in (name, kind):
-        return max(name, kind or V2, key=len)
+    kind = _kind(path) or ""
+    if name.startswith(V2) and kind.startswith(V2) and V2 in (name, kind):
+        return max(name, kind, key=len)
     return name if kind == name else None
 
 
@@ -347,55 +269,29 @@ def _fitting(path: Path, name: str) -> tuple[str, Path]:
         inner = [(fit, place) for fit, place in inner if place.name.lower() in VAL] or inner
     if len(inner) == 1:
         return inner[0]
-    title = SETS[name].title
+    title, give = SETS[name].title, f"give the unpacked {SETS[name].folder} folder"
     if inner:
         names = some([f"{place.name}/" for _, place in inner])
-        raise ValueError(f"{path} has several folders of the shape of {title}: {names}; give one of them")
-    give = f"give the unpacked {SETS[name].folder} folder"
-    if name == REAL:
+        what = f"has several folders of the shape of {title}: {names}; give one of them"
+    elif name == REAL:
         _, image = _look(path)
         what = f"has no images called ILSVRC2012_val_00000001.JPEG and so on{f', but {image}' if image else ''}"
-        raise ValueError(f"{path} {what}; {title} goes by these names: give the original validation images")
-    if not folders:
-        classes = f"{len(_kept(name)):,}, called " + ("0 to 999" if _is_v2(name) else synsets()[_kept(name)[0]] + ", …")
-        raise ValueError(f"{path} has no class folders; {title} has {classes}; {give}")
-    if (kind := _kind(path)) is not None:
-        raise ValueError(f"{path} is {SETS[kind].title} by its names, not {title}; {give}, or name it {kind}")
-    if (what := _misfit(folders, name)) is not None:
-        raise ValueError(f"{path} {what}; {give}")
-    raise ValueError(f"{path} has {title}'s class folders, but images of the validation set; {give}")
-
-
-def _recognised(path: Path) -> tuple[str, Path]:
-    """The set that a folder holds and where in it, or part of ImageNet."""
-    found = _located(path)
-    if len(found) == 1:
-        return next(iter(found.items()))
-    if found:
-        places = ", ".join(f"{name} in {place.relative_to(path)}/" for name, place in found.items())
-        raise ValueError(f"{path} holds several sets: {places}; give the folder of one of them")
-    folders = _folders(path)
-    if not folders:
-        raise ValueError(f"{path} has no class folders; give the folder of an unpacked set: {', '.join(SETS)}")
-    inner = [path / folder for folder in folders if len(folders) == 1 or folder.lower() in VAL]
-    for place in (path, *inner):
-        names = _folders(place)
-        if names and None not in _places(names, numbers=False):
-            return PART, place
-    if all(map(str.isdecimal, folders)):
-        return _fitting(path, V2)  # says what is wrong
-    unknown = [name for name, place in zip(folders, _places(folders, numbers=False), strict=True) if place is None]
-    what = f"{len(unknown):,} of {len(folders):,} class folders in {path} are no classes of ImageNet"
-    raise ValueError(f"{what}: {some(unknown, 3)}; expected synsets such as {synsets()[0]}, or V2's numbers 0 to 999")
-
-
-# --- ReaL ----------------------------------------------------------------------------------------------------------
+        what += f"; {title} goes by these names: give the original validation images"
+    elif not folders:
+        called = "0 to 999" if name.startswith(V2) else f"{synsets()[_kept(name)[0]]}, …"
+        what = f"has no class folders; {title} has {len(_kept(name)):,}, called {called}; {give}"
+    elif kind := _kind(path):
+        what = f"is {SETS[kind].title} by its names, not {title}; {give}, or name it {kind}"
+    else:
+        misfit = _misfit(folders, name) or f"has {title}'s class folders, but images of the validation set"
+        what = f"{misfit}; {give}"
+    raise ValueError(f"{path} {what}")
 
 
 def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSet:
     info, ignored = SETS[REAL], []
     names = sorted(images_below(path, "", ignored))
-    matches = [VAL_IMAGE.fullmatch(os.path.basename(name)) for name in names]
+    matches = (VAL_IMAGE.fullmatch(os.path.basename(name)) for name in names)
     numbers = [int(match[1]) if match else 0 for match in matches]
     if wrong := [name for name, number in zip(names, numbers, strict=True) if not 1 <= number <= VAL_IMAGES]:
         what = f"{len(wrong):,} of {len(names):,} images in {path} are not called ILSVRC2012_val_00000001.JPEG to"
@@ -403,19 +299,17 @@ def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSe
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"{path} has {len(numbers) - len(set(numbers)):,} images twice; leave one of each")
     labels = _real_labels(file)
-    kept = [row for row, number in enumerate(numbers) if labels[number - 1]]
-    if not kept:
+    right = {name: tuple(labels[number - 1]) for name, number in zip(names, numbers, strict=True) if labels[number - 1]}
+    if not right:
         raise ValueError(f"none of the {len(names):,} images in {path} has labels in {info.title}; give more of them")
-    accepted = {place: tuple(labels[numbers[row] - 1]) for place, row in enumerate(kept)}
     index = {name: index for index, name in enumerate(synsets())}
-    given = [index.get(names[row].partition("/")[0], accepted[place][0]) for place, row in enumerate(kept)]
-    source = FolderSource(path, [names[row] for row in kept], given, synsets(), channels)
-
+    given = [index.get(name.partition("/")[0], classes[0]) for name, classes in right.items()]
+    source, accepted = FolderSource(path, list(right), given, synsets(), channels), dict(enumerate(right.values()))
     notes = []
     if len(names) < info.images:
         notes.append(f"{path} has {len(names):,} images; {info.title} has {info.images:,}")
-    if len(kept) < len(names):
-        notes.append(f"{len(names) - len(kept):,} images without labels in {info.title} are left out")
+    if len(right) < len(names):
+        notes.append(f"{len(names) - len(right):,} images without labels in {info.title} are left out")
     if ignored:
         notes.append(f"{path}: files that are no images are ignored: {some(sorted(ignored))}")
     return ImageNetSet(REAL, info.title, path, source, accepted=accepted, notes=tuple(notes))
@@ -426,9 +320,10 @@ def _real_labels(file: str | Path | None) -> list[list[int]]:
     if file is None:
         return json.loads(_info("imagenet_real_labels.json"))
     expected = f"expected {VAL_IMAGES:,} lists of classes from 0 to {len(synsets()) - 1}, as in ReaL's real.json"
-    refuse_odd(Path(file).expanduser())
+    path = Path(file).expanduser()
+    refuse_odd(path)
     try:
-        labels = json.loads(Path(file).expanduser().read_text("utf-8"))
+        labels = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{file}: {(error.strerror or str(error)).lower()}; {expected}") from None
     except (ValueError, RecursionError):

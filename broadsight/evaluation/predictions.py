@@ -1,5 +1,6 @@
 """What a classifier says of every image, as arrays: everything that is reported is computed from these."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,31 +34,18 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Predictions:
-    """N images, C classes.
+    """N images, C classes."""
 
-    Args:
-        classes: C, those of the model.
-        rows: (N,) which images of the source these are.
-        labels: (N,) what they show.
-        ranks: (N,) how many classes came before that one; 0 is a right answer.
-        top: (N, K) the most probable classes, the first first.
-        probabilities: (N, K) theirs.
-        losses: (N,) cross-entropy.
-        all_probabilities: (N, C), unless that is too much to keep.
-        skipped: Images that could not be read, and why.
-        competing: How many classes could be answered, where not all of the model's may.
-    """
-
-    classes: int
-    rows: np.ndarray
-    labels: np.ndarray
-    ranks: np.ndarray
-    top: np.ndarray
-    probabilities: np.ndarray
-    losses: np.ndarray
-    all_probabilities: np.ndarray | None
-    skipped: dict[str, str] = field(default_factory=dict)
-    competing: int | None = None
+    classes: int  # C, those of the model
+    rows: np.ndarray  # (N,) which images of the source these are
+    labels: np.ndarray  # (N,) what they show
+    ranks: np.ndarray  # (N,) how many classes came before that one; 0 is a right answer
+    top: np.ndarray  # (N, K) the most probable classes, the first first
+    probabilities: np.ndarray  # (N, K) theirs
+    losses: np.ndarray  # (N,) cross-entropy
+    all_probabilities: np.ndarray | None  # (N, C), unless that is too much to keep
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
+    competing: int | None = None  # how many classes could be answered, where not all of the model's may
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -77,7 +65,6 @@ def collect(
     *,
     count: int,
     kept: np.ndarray | None = None,
-    change: Callable[[Tensor, Batch], Tensor] | None = None,
     seen: Callable[[int], None] = lambda count: None,
 ) -> Predictions:
     """Ask for every image.
@@ -85,13 +72,9 @@ def collect(
     Args:
         count: How many there will be, to know what can be kept of each.
         kept: The classes that compete; all of the model's if None.
-        change: Normalised images and their batch -> what the model sees instead.
         seen: Told how many more images are done.
     """
-    whole = count * subject.num_classes <= MOST
-    parts: dict[str, list[Any]] = {
-        name: [] for name in ("rows", "labels", "ranks", "top", "probabilities", "losses", "all")
-    }
+    parts: dict[str, list[np.ndarray]] = defaultdict(list)
     skipped: dict[str, str] = {}
     for batch in batches:
         if batch.failure:
@@ -99,30 +82,19 @@ def collect(
         skipped.update(batch.skipped)
         if not len(batch.labels):
             continue
-        with torch.inference_mode(change is None):
-            images = subject.normalise(batch.images)
-            if change is not None:
-                images = change(images, batch)
         with torch.inference_mode():
-            logits = restricted(subject.logits(images), kept)
-        found = answers(logits, batch.labels)
+            logits = restricted(subject.logits(subject.normalise(batch.images)), kept)
         parts["rows"].append(np.array([index for _, _, index in batch.keys]))
         parts["labels"].append(batch.labels.numpy())
-        for name in ("ranks", "top", "probabilities", "losses"):
-            parts[name].append(found[name].cpu().numpy())
-        if whole:
-            parts["all"].append(found["all"].cpu().numpy())
+        for name, found in answers(logits, batch.labels).items():
+            if name != "all_probabilities" or count * subject.num_classes <= MOST:
+                parts[name].append(found.cpu().numpy())
         seen(len(batch.labels))
-    if not parts["labels"]:
+    if not parts:
         raise RuntimeError(f"none of the {count} images can be read; see what is wrong with them")
-    arrays = {name: np.concatenate(found) for name, found in parts.items() if found}
-    return Predictions(
-        subject.num_classes,
-        *(arrays[name] for name in ("rows", "labels", "ranks", "top", "probabilities", "losses")),
-        all_probabilities=arrays.get("all"),
-        skipped=skipped,
-        competing=None if kept is None else len(kept),
-    )
+    arrays: dict[str, Any] = dict(all_probabilities=None) | {name: np.concatenate(x) for name, x in parts.items()}
+    competing = None if kept is None else len(kept)
+    return Predictions(subject.num_classes, **arrays, skipped=skipped, competing=competing)
 
 
 def restricted(logits: Tensor, kept: np.ndarray | None) -> Tensor:
@@ -149,5 +121,5 @@ def answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         "top": order,
         "probabilities": probabilities.gather(1, order),
         "losses": F.cross_entropy(logits, labels, reduction="none"),
-        "all": probabilities,
+        "all_probabilities": probabilities,
     }

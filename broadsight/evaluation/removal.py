@@ -18,34 +18,21 @@ def removal_ranks(saliency: Tensor, indices: Sequence[int], seed: int = 0) -> di
     Equally salient pixels go in an order drawn for the image, which depends on its index and the seed alone. The
     random order takes square after square, a GRID-th of the shorter side wide, since scattered pixels would be worse
     than any region: nothing like them is in an image.
-
-    Args:
-        saliency: (B, H, W)
-        indices: Which images of the source these are.
     """
     pixels = saliency[0].numel()
     generators = [torch.Generator().manual_seed(mixed(seed, index)) for index in indices]
     ties = torch.stack([torch.randperm(pixels, generator=one) for one in generators]).to(saliency.device)  # B N
-    squares = _squares(*saliency.shape[1:]).flatten()
+    height, width = saliency.shape[1:]
+    side = max(1, min(height, width) // GRID)
+    rows, columns = torch.arange(height) // side, torch.arange(width) // side
+    squares = (rows[:, None] * (int(columns[-1]) + 1) + columns).flatten()  # which square each pixel is in
     drawn = [torch.randperm(int(squares.max()) + 1, generator=one)[squares] for one in generators]
-    random = torch.stack([_places(order[None])[0] for order in drawn]).to(saliency.device)  # B N
+    random = _inverse(torch.stack(drawn).argsort(dim=1, stable=True)).to(saliency.device)  # B N
     among = saliency.flatten(1).gather(1, ties).argsort(dim=1, descending=True, stable=True)
     order = ties.gather(1, among)  # pixels, the most salient first
     salient = _inverse(order)
     ranks = dict(zip(ORDERS, (salient, random, pixels - 1 - salient), strict=True))
     return {name: rank.view_as(saliency) for name, rank in ranks.items()}
-
-
-def _squares(height: int, width: int) -> Tensor:
-    """(H, W): which square each pixel is in."""
-    side = max(1, min(height, width) // GRID)
-    rows, columns = torch.arange(height) // side, torch.arange(width) // side
-    return rows[:, None] * (int(columns[-1]) + 1) + columns
-
-
-def _places(values: Tensor) -> Tensor:
-    """(B, N): where each would be if they were sorted; of equals the first comes first."""
-    return _inverse(values.argsort(dim=1, stable=True))
 
 
 def _inverse(order: Tensor) -> Tensor:
@@ -75,6 +62,4 @@ def area(at: Sequence[float], values: Sequence[float]) -> float:
     """The mean height of a curve, by trapezoids; of a single point its own."""
     steps = [high - low for low, high in pairwise(at)]
     means = [(left + right) / 2 for left, right in pairwise(values)]
-    if not steps:
-        return values[0]
-    return sum(step * mean for step, mean in zip(steps, means, strict=True)) / sum(steps)
+    return sum(step * mean for step, mean in zip(steps, means, strict=True)) / sum(steps) if steps else values[0]

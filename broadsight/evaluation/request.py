@@ -40,9 +40,7 @@ class Request(ModelOptions, Views, Machine):
         of=(CLASSIFIERS,),
     )
     beside: tuple[str, ...] = option(
-        (),
-        "further runs and timm names to compare, joined by commas; NAME@FILE brings its weights",
-        of=(CLASSIFIERS,),
+        (), "further runs and timm names to compare, joined by commas; NAME@FILE brings its weights", of=(CLASSIFIERS,)
     )
     out: str | None = option(None, "folder for the result; without it a new one in evaluations/", metavar="DIR")
     part: Part = option("auto", "of DATA; auto: what is set apart to validate, or all", of=(NAMED_DATA,))
@@ -59,9 +57,7 @@ class Request(ModelOptions, Views, Machine):
     bins: int = option(15, "of the calibration error", of=(CLASSIFIERS,), least=1)
     light: bool = option(False, "let a 'map' pool classify with its averaged tokens alone", of=(CLASSIFIERS,))
     saliency: str | None = option(
-        None,
-        "of the suite salient: scenes, gradcam, dino, or your own as file.py:function",
-        of=("--suite salient",),
+        None, "of the suite salient: scenes, gradcam, dino, or your own as file.py:function", of=("--suite salient",)
     )
     dino_checkpoint: str | None = option(
         None, "weights of the saliency dino; timm's without", metavar="FILE", of=("--saliency dino",)

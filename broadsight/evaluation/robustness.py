@@ -8,23 +8,48 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
-from ..data.corruptions import GROUPS
+from ..data.corruptions import GROUPS, corrupt
 from ..data.loading import Batch, EvalOrder, SourceDataset, Transforms, close, load
+from ..data.seeds import mixed
 from ..data.sources import Source
-from ..data.view import labels_of
+from ..data.view import View, labels_of
 from ..inspection.meta_pass import in_eval_mode
-from .corrupted import Corrupted, as_bytes
 from .predictions import Subject, answers, restricted
 from .removal import ORDERS, area, checked_saliency, removal_ranks, without
-from .saliency import Saliency, about, from_name
-from .suites import EIGHT, HALF, described
+from .saliency import Saliency, about
+from .suites import EIGHT, HALF
 from .suites import SUITES as SUITES
 from .suites import Choices as Choices
 from .suites import passes_of as passes_of
 
-Asked = tuple[str, float, Tensor]  # case, at, logits (B, C)
+Asked = Iterator[tuple[str, float, Tensor]]  # case, at, logits (B, C)
+
+
+class Corrupted(View):
+    """Images as the model sees them, resized and cropped, and then corrupted, as those of ImageNet-C were.
+
+    What becomes of an image depends on its index and the seed alone, so that any order and any process gives the same
+    pixels. No further geometry must follow: `as_bytes` is the transform to load these with.
+    """
+
+    def __init__(self, source: Source, transforms: Transforms, name: str, severity: int, seed: int = 0):
+        super().__init__(source)
+        self.geometry = transforms.build(False)
+        self.corruption, self.severity, self.seed = name, severity, seed
+
+    def open(self, index: int) -> Image.Image:
+        pixels = torch.as_tensor(self.geometry(super().open(index))).permute(1, 2, 0).numpy()  # H W C
+        found = corrupt(pixels, self.corruption, self.severity, seed=mixed(self.seed, index))
+        return Image.fromarray(found[..., 0] if found.shape[2] == 1 else found)
+
+
+def as_bytes(image: Image.Image) -> Tensor:
+    """(C, H, W) of bytes."""
+    pixels = np.array(image)
+    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
 
 
 class Tested(Subject, Protocol):
@@ -46,22 +71,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Suite:
-    """What came of a suite.
-
-    Args:
-        about: Its settings, in a sentence or two.
-        axis: What `at` means.
-        summary: A few figures in per cent, by name; None where there is nothing to compare with.
-        skipped: Images that could not be read, and why.
-    """
+    """What came of a suite."""
 
     name: str
     title: str
-    about: str
-    axis: str
+    about: str  # its settings, in a sentence or two
+    axis: str  # what `at` means
     rows: tuple[Row, ...]
-    summary: dict[str, Any]
-    skipped: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any]  # figures in per cent, by name; None where there is nothing to compare with
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
 
     def curve(self, case: str) -> list[tuple[float, float]]:
         """(at, top-1) of one case."""
@@ -86,26 +104,30 @@ def run_suite(
 
     Args:
         name: One of SUITES.
-        source: Images whose labels are numbers of the classifier's classes.
-        saliency: What "salient" removes pixels by; by default what the choices name.
+        saliency: What "salient" removes pixels by.
         kept: The classes that compete; all of the model's if None.
         seed: Of ties in saliency, of the random order and of corruptions.
-        strict: An unreadable image is an error.
         seen: Told how many images more are done, and in which case.
     """
     choices = choices or Choices()
     cases = choices.cases(name)
-    _check(classifier, source, kept)
+    if not len(source):
+        raise ValueError("there are no images to try the model on")
+    labels, classes = labels_of(source), classifier.num_classes
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels go from {labels.min()} to {labels.max()}, but the model has {classes} classes")
+    if kept is not None and not np.isin(labels, kept).all():
+        raise ValueError("some images show classes that do not compete; leave them out")
     if batch < 1:
         raise ValueError(f"batch={batch}; expected 1 or more")
-    if name == "salient" and saliency is None:
-        saliency = from_name(choices.saliency, classifier, source, kept=kept, checkpoint=choices.dino_checkpoint)
-    ask = _Ask(classifier, kept)
-    right = dict.fromkeys(cases, 0)
-    images = dict.fromkeys(cases, 0)
+
+    def ask(images: Tensor) -> Tensor:
+        return restricted(classifier.logits(images), kept)
+
+    right, images = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)
     skipped: dict[str, str] = {}
     with _evaluating(getattr(classifier, "model", classifier)):
-        for part, transform, asked in _rounds(name, cases, ask, source, saliency, seed):
+        for part, transform, asked in _rounds(name, cases, classifier, ask, source, saliency, seed):
             for found in _batches(SourceDataset(part, transform, strict=strict), batch, workers):
                 skipped.update(found.skipped)
                 if not len(found.labels):
@@ -117,19 +139,18 @@ def run_suite(
     if not all(images.values()):
         raise RuntimeError(f"none of the {len(source)} images can be read; see what is wrong with them")
     rows = tuple(Row(*case, 100 * right[case] / images[case], images[case]) for case in cases)
-    words = described(name, choices, about(saliency) if saliency else "")
+    words = choices.described(name, about(saliency) if saliency else "")
     return Suite(name, *words, rows, summary_of(name, rows), skipped)
 
 
 def summary_of(name: str, rows: Sequence[Row]) -> dict[str, float | None]:
     """A few figures of a suite; None for a share of nothing."""
-    summary = {"clean": next(row.top1 for row in rows if not row.at)}
-    if name == "occlusion":
-        if found := [row.top1 for row in rows if row.at == HALF]:
-            summary["half the side"] = found[0]
-    elif name == "fgsm":
-        if found := [row.top1 for row in rows if row.at == EIGHT]:
-            summary["8/255"] = found[0]
+    clean = next(row.top1 for row in rows if not row.at)
+    summary: dict[str, float | None] = {"clean": clean}
+    if name in ("occlusion", "fgsm"):
+        key, stands = ("half the side", HALF) if name == "occlusion" else ("8/255", EIGHT)
+        if found := [row.top1 for row in rows if row.at == stands]:
+            summary[key] = found[0]
     elif name == "salient":
         curves = {order: [row for row in rows if row.case == order] for order in ORDERS}
         areas = {order: area([row.at for row in r], [row.top1 for row in r]) for order, r in curves.items()}
@@ -138,20 +159,15 @@ def summary_of(name: str, rows: Sequence[Row]) -> dict[str, float | None]:
         summary["gap to least salient"] = areas["least salient first"] - areas["salient first"]
     else:
         harmed = [row for row in rows if row.at]
-        summary["mean"] = float(np.mean([row.top1 for row in harmed]))
-        for group, names in GROUPS.items():
-            if some := [row.top1 for row in harmed if row.case in names]:
-                summary[group] = float(np.mean(some))
-        clean = summary["clean"]
-        return {**summary, "mean, of clean": 100 * summary["mean"] / clean if clean else None}
-    return dict(summary)
+        summary["mean"] = mean = float(np.mean([row.top1 for row in harmed]))
+        groups = {group: [row.top1 for row in harmed if row.case in names] for group, names in GROUPS.items()}
+        summary |= {group: float(np.mean(found)) for group, found in groups.items() if found}
+        summary["mean, of clean"] = 100 * mean / clean if clean else None
+    return summary
 
 
 def occluded(images: Tensor, side: float) -> Tensor:
-    """Images (B, C, H, W) whose centre is 0, the mean colour: a square of round(side * H) by round(side * W) pixels.
-
-    Where it cannot be in the middle, it is half a pixel further up and left.
-    """
+    """Images (B, C, H, W) with a centred square, round(side * H) by round(side * W) pixels, of 0, the mean colour."""
     rows, columns = (slice((n - round(side * n)) // 2, (n + round(side * n)) // 2) for n in images.shape[-2:])
     out = images.clone()
     out[..., rows, columns] = 0
@@ -159,10 +175,7 @@ def occluded(images: Tensor, side: float) -> Tensor:
 
 
 def direction(ask: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Signs (B, C, H, W) of the gradient of the cross-entropy with respect to the images; and the logits (B, classes).
-
-    The sign is the same in units of pixels: those differ by a positive factor.
-    """
+    """Signs (B, C, H, W) of the gradient of the cross-entropy by the images, or by pixels; and the logits (B, C)."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         logits = ask(images)
@@ -177,32 +190,28 @@ def stepped(normalise: Callable[[Tensor], Tensor], images: Tensor, signs: Tensor
     return normalise((images.to(signs) + epsilon * signs).clamp(0, 255))
 
 
-class _Ask:
-    """Normalised images -> logits (B, C) among the classes that compete."""
-
-    def __init__(self, classifier: Tested, kept: np.ndarray | None):
-        self.classifier, self.kept = classifier, kept
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return restricted(self.classifier.logits(images), self.kept)
-
-
 def _rounds(
-    name: str, cases: list[tuple[str, float]], ask: _Ask, source: Source, saliency: Saliency | None, seed: int
-) -> Iterator[tuple[Source, Callable[[Any], Any], Callable[[Tensor, Batch], Iterator[Asked]]]]:
+    name: str,
+    cases: list[tuple[str, float]],
+    classifier: Tested,
+    ask: Callable[[Tensor], Tensor],
+    source: Source,
+    saliency: Saliency | None,
+    seed: int,
+) -> Iterator[tuple[Source, Callable[[Any], Any], Callable[[Tensor, Batch], Asked]]]:
     """What is gone through in turn: images, their transform, and what is asked about each batch."""
-    transforms, normalise = ask.classifier.transforms, ask.classifier.normalise
+    plain = classifier.transforms.build(False)
 
-    def occlusion(images: Tensor, batch: Batch) -> Iterator[Asked]:
+    def occlusion(images: Tensor, batch: Batch) -> Asked:
         for case, at in cases:
             yield case, at, ask(occluded(images, at))
 
-    def fgsm(images: Tensor, batch: Batch) -> Iterator[Asked]:
+    def fgsm(images: Tensor, batch: Batch) -> Asked:
         signs, clean = direction(ask, images, batch.labels)
         for case, at in cases:
-            yield case, at, ask(stepped(normalise, batch.images, signs, at)) if at else clean
+            yield case, at, ask(stepped(classifier.normalise, batch.images, signs, at)) if at else clean
 
-    def salient(images: Tensor, batch: Batch) -> Iterator[Asked]:
+    def salient(images: Tensor, batch: Batch) -> Asked:
         assert saliency is not None
         found = checked_saliency(saliency(images, batch), images)
         ranks = removal_ranks(found, [index for _, _, index in batch.keys], seed)
@@ -211,17 +220,15 @@ def _rounds(
             yield order, at, ask(without(images, ranks[order], at)) if at else clean
 
     if name != "corruptions":
-        yield source, transforms.build(False), {"occlusion": occlusion, "fgsm": fgsm, "salient": salient}[name]
+        yield source, plain, {"occlusion": occlusion, "fgsm": fgsm, "salient": salient}[name]
         return
     for case, at in cases:
 
-        def as_they_are(images: Tensor, batch: Batch, case: str = case, at: float = at) -> Iterator[Asked]:
+        def as_they_are(images: Tensor, batch: Batch, case: str = case, at: float = at) -> Asked:
             yield case, at, ask(images)
 
-        if at:
-            yield Corrupted(source, transforms, case, int(at), seed), as_bytes, as_they_are
-        else:
-            yield source, transforms.build(False), as_they_are
+        corrupted = (Corrupted(source, classifier.transforms, case, int(at), seed), as_bytes) if at else (source, plain)
+        yield *corrupted, as_they_are
 
 
 def _batches(images: SourceDataset, size: int, workers: int) -> Iterator[Batch]:
@@ -247,15 +254,3 @@ def _evaluating(model: Any) -> Generator[None, None, None]:
         model.train()
         model.eval()
         yield
-
-
-def _check(classifier: Tested, source: Source, kept: np.ndarray | None) -> None:
-    if not len(source):
-        raise ValueError("there are no images to try the model on")
-    labels = labels_of(source)
-    if labels.min() < 0 or labels.max() >= classifier.num_classes:
-        raise ValueError(
-            f"labels go from {labels.min()} to {labels.max()}, but the model has {classifier.num_classes} classes"
-        )
-    if kept is not None and not np.isin(labels, kept).all():
-        raise ValueError("some images show classes that do not compete; leave them out")

@@ -2,15 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..benchmark.run import Summary, fixed_threads, interleave, summarize
+from ..benchmark.machine import fixed_threads, synchronize
+from ..benchmark.timing import Summary, interleave, summarize
 from ..data.inside import outside_allowed
 from ..data.loading import EvalOrder, SourceDataset, close, default_workers, load
 from ..data.sources.evaluation import Found
@@ -18,13 +21,13 @@ from ..data.view import labels_of
 from ..inspection.macs import executed_macs
 from ..runs.classifier import Classifier
 from ..runs.opening import is_dense
-from .classification import NotEnough, accepted_accuracy, figures, refuse_short
+from .classification import NotEnough, accepted_accuracy, figures, shortage
 from .dense import DenseEvaluation, evaluate_dense
 from .predictions import Predictions, collect
 from .request import Request
 from .robustness import Suite, run_suite
 from .saliency import Saliency, from_name
-from .suites import Choices, passes_of
+from .suites import passes_of
 from .tasks import Task, check, choices_of, facts_of_evaluation, open_classifiers, open_tasks, suites_of
 
 Progress = Callable[[int, int | None, str], None]
@@ -33,60 +36,44 @@ BATCH = 64  # images per call, unless asked for otherwise
 
 @dataclass(frozen=True)
 class Result:
-    """What one classifier said of the images.
-
-    Args:
-        figures: By name; see METRICS, and real_top1 where several answers are right.
-        absent: Why others have no value.
-        suites: The same under harder conditions.
-        sets: Top-1 on each ImageNet set, where DATA holds several: title, classes that compete, images, per cent.
-        macs: Of one image, if they can be counted.
-        latency: Milliseconds of one image.
-    """
+    """What one classifier said of the images."""
 
     task: Task
     predictions: Predictions
-    figures: dict[str, float]
-    absent: dict[str, str]
-    suites: tuple[Suite, ...] = ()
+    figures: dict[str, float]  # those of METRICS, and real_top1 where several answers are right
+    absent: dict[str, str]  # why others have no value
+    suites: tuple[Suite, ...] = ()  # the same under harder conditions
+    # Of each ImageNet set, where DATA holds several: title, classes that compete, images, top-1 in per cent
     sets: tuple[tuple[str, int, int, float | None], ...] = ()
-    macs: int | None = None
-    latency: Summary | None = None
+    macs: int | None = None  # of one image, if they can be counted
+    latency: Summary | None = None  # milliseconds of one image
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of all classifiers, the one asked for first; the images; and how it was done.
-
-    Args:
-        record, folder: What evaluation.json holds, and where it is; see `broadsight.report.run.write_evaluation`.
-    """
+    """Results of all classifiers, the one asked for first; the images; and how it was done."""
 
     request: Request
     results: tuple[Result, ...]
     found: Found
     how: dict[str, Any]
-    record: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)  # of evaluation.json; `write_evaluation` adds it
+    folder: Path | None = None  # where that is
 
     @property
     def title(self) -> str:
-        """Of the classifier asked for."""
         return self.results[0].task.classifier.title
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the images are."""
         return self.found.description
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of the classifier asked for, by name."""
         return self.results[0].figures
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
         return self.found.notes
 
     @property
@@ -94,27 +81,12 @@ class Evaluation:
         return self.how["interrupted"]
 
 
-class _Counter:
-    """Adds up what is done and passes it on."""
-
-    def __init__(self, progress: Progress, total: int):
-        self.progress, self.total, self.done, self.interrupted = progress, total, 0, False
-
-    def __call__(self, count: int, doing: str) -> None:
-        self.done += count
-        self.progress(self.done, self.total, doing)
-
-
 def evaluate(
     request: Request,
     progress: Progress = lambda done, total, doing: None,
     tell: Callable[[str], None] = lambda note: None,
 ) -> Evaluation | DenseEvaluation:
-    """Ask a run, and classifiers beside it, about all images; everything is checked before the first is request.
-
-    Args:
-        tell: Given what the user should know, a line each, before that.
-    """
+    """Ask a run, and classifiers beside it, about all images; all is checked before. `tell` gets notes on that."""
     request.refuse_ignored(facts_of_evaluation(request))
     check(request)
     with outside_allowed(request.allow_outside):
@@ -122,11 +94,7 @@ def evaluate(
         return ask_all(request, progress, tell)
 
 
-def evaluate_classifiers(
-    request: Request,
-    progress: Progress = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
-) -> Evaluation:
+def evaluate_classifiers(request: Request, progress: Progress, tell: Callable[[str], None]) -> Evaluation:
     """Ask classifiers alone; `evaluate` says what the arguments are."""
     started = time.monotonic()
     threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
@@ -135,69 +103,72 @@ def evaluate_classifiers(
     with fixed_threads(threads):
         classifiers = open_classifiers(request)
         found, groups = open_tasks(request, classifiers)
-        for task in groups[0]:
-            present = len(np.unique(labels_of(task.source)))
-            competing = task.classifier.num_classes if task.kept is None else len(task.kept)
-            refuse_short(request.metrics, len(task.source), competing, present, request.bins)
-            if task.accepted is not None and not any(task.accepted.values()):
-                raise NotEnough(f"none of the {len(task.source):,} images of {found.place} has an accepted label")
+        tasks = groups[0]
+        for task in tasks:
+            _refuse_short(request, task, found.place)
         for note in found.notes:
             tell(note)
-        saliencies = [_saliency(suites, choices, task) for task in groups[0]]
-        passes = sum(len(task.source) for group in groups for task in group)
-        passes += sum(len(task.source) * passes_of(name, choices) for task in groups[0] for name in suites)
-        seen = _Counter(progress, passes)
+        saliencies: list[Saliency | None] = [None] * len(tasks)
+        if "salient" in suites:  # made before anything is asked, since they may be refused
+            name, file = request.saliency, request.dino_checkpoint
+            saliencies = [from_name(name, x.classifier, x.source, kept=x.kept, checkpoint=file) for x in tasks]
+        total, done = sum(len(task.source) for group in groups for task in group), 0
+        total += sum(len(task.source) * passes_of(name, choices) for task in tasks for name in suites)
+
+        def seen(count: int, doing: str) -> None:
+            nonlocal done
+            done += count
+            progress(done, total, doing)
+
         said = [[ask(task, batch, workers, request.strict, seen) for task in group] for group in groups]
         results = []
-        for place, (task, predictions) in enumerate(zip(groups[0], said[0], strict=True)):
-            values, absent = figures(predictions, request.metrics or None, request.bins, refuse=False)
+        for place, (task, predictions) in enumerate(zip(tasks, said[0], strict=True)):
+            values, absent = figures(predictions, request.metrics or None, request.bins)
             real, why = _real_top1(task, predictions)
-            values, absent = {**real, **values}, {**why, **absent}
-            under = list(_suites(request, task, saliencies[place], workers, seen))
             sets = [_set_row(group[place], answers[place]) for group, answers in zip(groups, said, strict=True)]
-            result = Result(task, predictions, values, absent, tuple(under), tuple(sets) if len(sets) > 1 else ())
-            results.append(result)
-        stopped = [result for result in results if len(result.suites) < len(suites)]
+            sets = sets if len(sets) > 1 else []
+            results.append(Result(task, predictions, {**real, **values}, {**why, **absent}, sets=tuple(sets)))
+        with suppress(KeyboardInterrupt):  # the suites that were finished may have taken hours
+            for place, (task, saliency) in enumerate(zip(tasks, saliencies, strict=True)):
+                options: dict[str, Any] = dict(choices=choices, saliency=saliency, kept=task.kept, seen=seen)
+                options |= dict(batch=batch, workers=workers, seed=request.seed or 0, strict=request.strict)
+                for name in suites:
+                    came = run_suite(name, task.classifier, task.source, **options)
+                    results[place] = replace(results[place], suites=(*results[place].suites, came))
+        stopped = len(results[-1].suites) < len(suites)
         measured = measure(classifiers, request.latency and not stopped)
     results = [replace(result, **more) for result, more in zip(results, measured, strict=True)]
-    how: dict[str, Any] = dict(batch=batch, threads=threads, workers=workers, device=classifiers[0].device.type)
     if stopped:
         note = "interrupted: suites that were not finished are missing, and no times were taken"
         found = replace(found, notes=(*found.notes, note))
-    how |= dict(seconds=time.monotonic() - started, interrupted=bool(stopped))
+    how: dict[str, Any] = dict(batch=batch, threads=threads, workers=workers, device=classifiers[0].device.type)
+    how |= dict(seconds=time.monotonic() - started, interrupted=stopped)
     return Evaluation(request, tuple(results), found, how)
 
 
-def _suites(request: Request, task: Task, saliency: Saliency | None, workers: int, seen: _Counter) -> Iterator[Suite]:
-    """The suites of one classifier; after Ctrl-C those that were finished, since they may have taken hours."""
-    options: dict[str, Any] = dict(choices=choices_of(request), saliency=saliency, batch=request.batch or BATCH)
-    options |= dict(workers=workers, kept=task.kept, seed=request.seed or 0, strict=request.strict, seen=seen)
-    for name in () if seen.interrupted else suites_of(request):
-        try:
-            yield run_suite(name, task.classifier, task.source, **options)
-        except KeyboardInterrupt:
-            seen.interrupted = True
-            return
+def _refuse_short(request: Request, task: Task, place: str) -> None:
+    """Refuse images that are too few for a figure that is asked for, before any is asked about."""
+    present, competing = len(np.unique(labels_of(task.source))), _competing(task)
+    for name in request.metrics:
+        if why := shortage(name, len(task.source), competing, present, request.bins):
+            raise NotEnough(f"{name} {why}")
+    if task.accepted is not None and not any(task.accepted.values()):
+        raise NotEnough(f"none of the {len(task.source):,} images of {place} has an accepted label")
 
 
-def _saliency(suites: Sequence[str], choices: Choices, task: Task) -> Saliency | None:
-    """Made before anything is asked, since it may be refused."""
-    if "salient" not in suites:
-        return None
-    return from_name(choices.saliency, task.classifier, task.source, kept=task.kept, checkpoint=choices.dino_checkpoint)
+def _competing(task: Task) -> int:
+    return task.classifier.num_classes if task.kept is None else len(task.kept)
 
 
 def ask(
     task: Task, batch: int, workers: int, strict: bool = False, seen: Callable[[int, str], None] = lambda n, doing: None
 ) -> Predictions:
     """What the classifier says of every image of a task."""
-    images = SourceDataset(task.source, task.classifier.transforms.build(False), strict=strict)
+    one = task.classifier
+    images = SourceDataset(task.source, one.transforms.build(False), strict=strict)
     loader = load(images, EvalOrder(task.source, batch), workers=workers)
-    title = task.classifier.title
     try:
-        return collect(
-            task.classifier, loader, count=len(images), kept=task.kept, seen=lambda count: seen(count, title)
-        )
+        return collect(one, loader, count=len(images), kept=task.kept, seen=lambda count: seen(count, one.title))
     finally:
         close(loader)
 
@@ -211,11 +182,10 @@ def _real_top1(task: Task, said: Predictions) -> tuple[dict[str, float], dict[st
 
 
 def _set_row(task: Task, said: Predictions) -> tuple[str, int, int, float | None]:
-    classes = task.classifier.num_classes if task.kept is None else len(task.kept)
     if task.accepted is not None and task.title.endswith("ReaL"):
         judged = sum(bool(task.accepted.get(int(row))) for row in said.rows)
-        return task.title, classes, judged, _real_top1(task, said)[0].get("real_top1")
-    return task.title, classes, len(said), 100 * float((said.ranks == 0).mean())
+        return task.title, _competing(task), judged, _real_top1(task, said)[0].get("real_top1")
+    return task.title, _competing(task), len(said), 100 * float((said.ranks == 0).mean())
 
 
 def measure(classifiers: Sequence[Classifier], latency: bool = True) -> list[dict[str, Any]]:
@@ -235,24 +205,27 @@ def macs_of(classifier: Classifier) -> int | None:
 
 def latencies(classifiers: Sequence[Classifier], rounds: int = 15) -> list[Summary]:
     """Milliseconds that each takes for one image, in turns, after a warm-up."""
-    images = [
-        one.normalise(torch.zeros((1, one.transforms.channels, *2 * (one.transforms.size,)), dtype=torch.uint8))
-        for one in classifiers
-    ]
+    calls = []
+    for one in classifiers:
+        size = one.transforms.size
+        image = one.normalise(torch.zeros((1, one.transforms.channels, size, size), dtype=torch.uint8))
+        calls.append(partial(one.model, image))
+    devices = [one.device for one in classifiers]
+    with torch.inference_mode():
+        times_in_turns(calls, devices, 3)
+        return [summarize(samples) for samples in times_in_turns(calls, devices, rounds)]
+
+
+def times_in_turns(
+    calls: Sequence[Callable[[], Any]], devices: Sequence[torch.device], rounds: int
+) -> list[list[float]]:
+    """Milliseconds of each round of each call, whose device is waited for."""
 
     def timed(place: int, _: int) -> float:
-        synchronise(classifiers[place].device)
+        synchronize(str(devices[place]))
         start = time.perf_counter()
-        classifiers[place].model(images[place])
-        synchronise(classifiers[place].device)
+        calls[place]()
+        synchronize(str(devices[place]))
         return 1e3 * (time.perf_counter() - start)
 
-    places = range(len(classifiers))
-    with torch.inference_mode():
-        interleave(places, timed, 3)
-        return [summarize(samples) for samples in interleave(places, timed, rounds)]
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return interleave(range(len(calls)), timed, rounds)

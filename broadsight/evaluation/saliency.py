@@ -8,48 +8,113 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import timm
 import torch
+import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
 
 from ..data.loading import Batch, Transforms
+from ..data.normalising import Normalise
 from ..data.scenes import Scenes
 from ..data.sources import Source
 from ..data.view import View
 from ..errors import did_you_mean, first_line
 from ..explanation.gradcam import GradCam as GradCam
-from .dino import Dino as Dino
+from ..inspection.attention import watch_attention
+from ..inspection.attention_rows import Rows
+from ..inspection.meta_pass import as_pair, in_eval_mode
+from ..weights.loading import load_given
 
 # Normalised images (B, C, H, W) and their batch -> (B, H, W), the more the more salient
 Saliency = Callable[[Tensor, Batch], Tensor]
 
 NAMES = ("scenes", "gradcam", "dino")
+DINO = "vit_small_patch16_224.dino"
 
 
 class SceneSaliency:
     """The scenes' own: 2 where the salient part of the main object is seen, 1 on the rest of it, 0 elsewhere.
 
-    Args:
-        source: Scenes, or others that are made of them: in grey, some of them.
-        transforms: How the images become images; the map goes the same way, without values in between.
+    The source is made of scenes, perhaps in grey or some of them; maps go the way of the images, by nearest places.
     """
+
+    about = "the scenes' own: the salient part of the main object, then the rest of it"
 
     def __init__(self, source: Source, transforms: Transforms):
         self.source = source
-        self.about = "the scenes' own: the salient part of the main object, then the rest of it"
         scenes_of(source, 0)
         self.geometry = replace(transforms, channels=1, mean=(0.0,), std=(1.0,), interpolation="nearest").build(False)
 
     def __call__(self, images: Tensor, batch: Batch) -> Tensor:
         """(B, C, H, W) -> (B, H, W)."""
-        maps = [torch.as_tensor(self.geometry(Image.fromarray(self.map(index)))) for _, _, index in batch.keys]
+        maps = []
+        for _, _, index in batch.keys:
+            scenes, number = scenes_of(self.source, index)
+            part = scenes.scene(number).parts[0]  # 1 is the salient one
+            drawn = np.where(part == 1, 2, part > 0).astype(np.uint8)
+            maps.append(torch.as_tensor(self.geometry(Image.fromarray(drawn))))
         return torch.cat(maps).to(images.device, torch.float32)
 
-    def map(self, index: int) -> np.ndarray:
-        """(H, W) uint8, of the scene as it is drawn."""
-        scenes, number = scenes_of(self.source, index)
-        part = scenes.scene(number).parts[0]  # 1 is the salient one
-        return np.where(part == 1, 2, part > 0).astype(np.uint8)
+
+class Dino:
+    """Where a self-supervised ViT looks (Caron et al., ICCV 2021), which has never seen a label.
+
+    Class-token attention of the last block, mean over heads, brought to the images' size (bilinear). The images'
+    bytes are normalised for this model, at their own size, or rounded up to whole patches. `model` is a timm name, with
+    timm's weights or those of a file, or a ViT that is used as it is.
+    """
+
+    def __init__(self, model: str | nn.Module = DINO, *, checkpoint: str | Path | None = None):
+        self.model: Any = _created(model, checkpoint) if isinstance(model, str) else model
+        name = model if isinstance(model, str) else type(model).__name__
+        if getattr(self.model, "cls_token", None) is None or not hasattr(self.model, "blocks"):
+            raise ValueError(f"{name} has no class token in blocks of attention; give a ViT, such as {DINO}")
+        self.about = f"class-token attention of {name}"
+
+    def __call__(self, images: Tensor, batch: Batch) -> Tensor:
+        """Images (B, C, H, W) -> (B, H, W), 0 to 1."""
+        weights = self.attention(batch.images.to(images.device)).mean(1, keepdim=True)  # B 1 h w
+        return F.interpolate(weights, images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+    def attention(self, photos: Tensor) -> Tensor:
+        """Bytes (B, 1 or 3, H, W) -> weights of the class token for each patch (B, heads, h, w)."""
+        self.model.to(photos.device)
+        config = resolve_model_data_config(self.model)
+        images = Normalise(config["mean"], config["std"], photos.device)(photos.expand(-1, 3, -1, -1))
+        patch = as_pair(self.model.patch_embed.patch_size)
+        grid = [-(-side // step) for side, step in zip(images.shape[-2:], patch, strict=True)]
+        size = [cells * step for cells, step in zip(grid, patch, strict=True)]
+        if size != list(images.shape[-2:]):
+            images = F.interpolate(images, size, mode="bicubic", align_corners=False, antialias=True)
+        found: list[Tensor] = []
+
+        def keep(name: str, rows: Rows, _: nn.Module) -> None:
+            found[:] = [rows.weights(slice(0, 1))[..., 0, :]]  # B heads N, of the latest attention
+
+        with in_eval_mode(self.model), watch_attention(self.model, keep):
+            self.model.forward_features(images)
+        if not found:
+            raise ValueError(f"{type(self.model).__name__} shows no attention of its last block; give another ViT")
+        return found[0][..., -grid[0] * grid[1] :].unflatten(-1, (grid[0], grid[1]))  # without other tokens
+
+
+def _created(name: str, checkpoint: str | Path | None) -> nn.Module:
+    if not timm.is_model(name.split(".")[0]):
+        raise ValueError(f"{name!r} is no model of timm's; give a ViT, such as {DINO}")
+    if checkpoint is not None and not Path(checkpoint).exists():  # said before a model is made in vain
+        raise FileNotFoundError(f"{checkpoint} is not a file; give one of the weights of {name}")
+    try:
+        model = timm.create_model(name, pretrained=checkpoint is None, num_classes=0, dynamic_img_size=True)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be made: {first_line(error)}; give a ViT, such as {DINO}") from None
+    except Exception as error:
+        what = f"the weights of {name} cannot be had: {first_line(error)}"
+        raise RuntimeError(f"{what}; give a file of them, or another saliency") from None
+    if checkpoint is not None:
+        load_given(model, checkpoint)
+    return model.requires_grad_(False)
 
 
 def made_of_scenes(source: Any) -> bool:
@@ -80,14 +145,9 @@ def from_name(
     kept: np.ndarray | None = None,
     checkpoint: str | Path | None = None,
 ) -> Saliency:
-    """A saliency by name.
+    """A saliency by name: one of NAMES, or one's own function as "file.py:function" or "module:function".
 
-    Args:
-        name: "scenes", "gradcam", "dino", or one's own function as "file.py:function" or "module:function"; by default
-            the scenes' own where there are scenes, and else gradcam.
-        classifier: Whose images they are; it is what Grad-CAM looks into.
-        kept: The classes that compete, for Grad-CAM.
-        checkpoint: Weights for DINO; timm's if None.
+    By default the scenes' own where there are scenes, and else gradcam, among the classes that are `kept`.
     """
     if name is None:
         name = "scenes" if made_of_scenes(source) else "gradcam"
@@ -100,11 +160,8 @@ def from_name(
     if name == "dino":
         return Dino(checkpoint=checkpoint)
     if ":" not in name:
-        hint = did_you_mean(name, NAMES)
-        raise ValueError(
-            f"unknown saliency {name!r}; {hint}choose {', '.join(NAMES)}, or your own as file.py:function or "
-            "module:function"
-        )
+        hint = f"{did_you_mean(name, NAMES)}choose {', '.join(NAMES)}"
+        raise ValueError(f"unknown saliency {name!r}; {hint}, or your own as file.py:function or module:function")
     found = _own(name)
     if not callable(found):
         raise ValueError(f"{name} is a {type(found).__name__}; expected a function (images, batch) -> (B, H, W)")

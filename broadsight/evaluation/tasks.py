@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from ..data.sources.evaluation import Found, Which, open_part, same_data
 from ..data.sources.sample_table import some
 from ..data.stratify import METHOD
 from ..data.view import View, labels_of, sample
-from ..errors import UsageError, refuse_idle
+from ..errors import UsageError, refuse_idle, unknown
 from ..options import CLASSIFIERS
 from ..runs.classifier import Classifier
 from ..runs.names import imagenet_names, synsets
 from ..runs.opening import facts_of, name_of, open_asked, with_weights
 from ..training.history import check_own_data
-from .classification import check_metrics
+from .classification import METRICS
 from .imagenet_sets import SETS, ImageNetSet, called_after, find_sets, indices_of, open_set
 from .request import NAMED_DATA, Request
 from .suites import SUITES, Choices
@@ -31,18 +32,15 @@ ROBUSTNESS = "robustness"  # all suites
 
 def check(request: Request) -> None:
     """Refuse what no images and no models could make right: unknown figures and suites, two sets at once."""
-    check_metrics(request.metrics)
+    for name in request.metrics:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
     known = (*SUITES, ROBUSTNESS, *SETS)
     if wrong := [name for name in request.suite if name not in known]:
         raise UsageError(f"unknown suite {wrong[0]!r}; suites are {', '.join(known)}")
     if len(sets := [name for name in request.suite if name in SETS]) > 1:
         raise UsageError(f"DATA is one set, not {' and '.join(sets)}; give the folder that holds both to have both")
     choices_of(request)
-
-
-def set_of(request: Request) -> str | None:
-    """The ImageNet set that DATA has to be."""
-    return next((name for name in request.suite if name in SETS), None)
 
 
 def suites_of(request: Request) -> tuple[str, ...]:
@@ -52,8 +50,8 @@ def suites_of(request: Request) -> tuple[str, ...]:
 
 def choices_of(request: Request) -> Choices:
     """How hard the suites are."""
-    given: dict[str, Any] = dict(sides=request.occluded, epsilons=request.epsilons, corruptions=request.corruptions)
-    given |= dict(severities=request.severities, saliency=request.saliency, dino_checkpoint=request.dino_checkpoint)
+    given: dict[str, Any] = dict(sides=request.occluded, epsilons=request.epsilons)
+    given |= dict(corruptions=request.corruptions, severities=request.severities)
     return Choices(**{name: value for name, value in given.items() if value})
 
 
@@ -71,47 +69,33 @@ def facts_of_evaluation(request: Request) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Task:
-    """A classifier and the images it is asked about, labelled as it numbers its classes.
-
-    Args:
-        title: Of the images, where DATA holds several sets.
-        names: Of the classes.
-        kept: The classes that compete; all if None.
-        accepted: By image all answers that are right, where several may be.
-    """
+    """A classifier and the images it is asked about, labelled as it numbers its classes."""
 
     classifier: Classifier
     source: Source
-    names: tuple[str, ...]
-    title: str = ""
-    kept: np.ndarray | None = None
-    accepted: Mapping[int, Sequence[int]] | None = None
+    names: tuple[str, ...]  # of the classes
+    title: str = ""  # of the images, where DATA holds several sets
+    kept: np.ndarray | None = None  # the classes that compete; all if None
+    accepted: Mapping[int, Sequence[int]] | None = None  # by image all answers that are right, where several may be
 
 
 def open_classifiers(request: Request) -> list[Classifier]:
     """The classifier asked for and those beside it, no two with the same title."""
-    opened = [open_asked(request)]
+    first = open_asked(request)
+    opened, channels = {first.title: first}, first.transforms.channels
     for name in request.beside:
         one = open_asked(request, name, checkpoint=with_weights(name)[1], model_args=None, light=False)
-        titles, title, number = {other.title for other in opened}, one.title, 2
-        while title in titles:
-            title, number = f"{one.title} ({number})", number + 1
-        opened.append(replace(one, title=title))
-        if one.transforms.channels != opened[0].transforms.channels:
-            raise ValueError(
-                f"{title} takes {one.transforms.channels} channels, {opened[0].title} {opened[0].transforms.channels}; "
-                "side by side they need the same images"
-            )
-    return opened
+        numbered = chain([one.title], (f"{one.title} ({number})" for number in count(2)))
+        title = next(title for title in numbered if title not in opened)
+        opened[title] = replace(one, title=title)
+        if one.transforms.channels != channels:
+            takes = f"{title} takes {one.transforms.channels} channels, {first.title} {channels}"
+            raise ValueError(f"{takes}; side by side they need the same images")
+    return list(opened.values())
 
 
 def open_tasks(request: Request, classifiers: Sequence[Classifier]) -> tuple[Found, list[list[Task]]]:
-    """The images for every classifier.
-
-    Returns:
-        What was found, and a task for each classifier: once, or for each set in turn where DATA holds several.
-    """
-    first = classifiers[0]
+    """What was found, and a task for each classifier: once, or for each set in turn where DATA holds several."""
     sets = list(_imagenet_sets(request, classifiers))
     _refuse_ignored(request, sets)
     if sets:
@@ -120,24 +104,23 @@ def open_tasks(request: Request, classifiers: Sequence[Classifier]) -> tuple[Fou
         about = dict(kind=one.name, data=request.data, place=str(one.path), images=len(one.source))
         found = Found(one.source, str(one.path), notes, about)
         return found, [[_of_set(each, classifier, request) for classifier in classifiers] for each in sets]
-    found = _images(request, first)
+    found = _images(request, classifiers[0])
     tasks, notes = [], list(found.notes)
     for classifier in classifiers:
         places, names, more = match_classes(classifier, found.source, found.place)
         source = sample(View(found.source, classes=names, places=places), request.samples, request.seed or 0)
         tasks.append(Task(classifier, source, names))
-        if len(source) < len(found.source):
-            more += _missing(labels_of(source), names, classifier.title, f"the sample of {found.place}")
         notes += more
+        if len(source) < len(found.source):
+            notes += _missing(labels_of(source), names, classifier.title, f"the sample of {found.place}")
     return replace(found, notes=tuple(dict.fromkeys(notes))), [tasks]
 
 
 def _refuse_ignored(request: Request, sets: Sequence[ImageNetSet]) -> None:
     """Refuse options that these images would make nothing of."""
     whole = f"DATA is {sets[0].title}, which is taken whole" if sets else None
-    given = {"--part": request.part != "auto", "--split": request.split is not None}
-    given |= {"--root": request.root is not None, "--download": request.download}
-    given |= {"--real-labels": request.real_labels is not None}
+    given = {"--part": request.part != "auto", "--split": request.split is not None, "--root": request.root is not None}
+    given |= {"--download": request.download, "--real-labels": request.real_labels is not None}
     needs = dict.fromkeys(given, ("other data",)) | {"--real-labels": ("imagenet-real",)}
     real = any(one.accepted is not None for one in sets)
     facts = {"other data": whole, "imagenet-real": None if real else "DATA is something else"}
@@ -170,12 +153,7 @@ def _images(request: Request, classifier: Classifier) -> Found:
 def own_splits(
     classifier: Classifier, root: str | None = None, download: bool = False, given: str | None = None
 ) -> Splits:
-    """The data of a run as it was split for it, hold-out and all.
-
-    Args:
-        root, download: As for `resolve`.
-        given: The same data, as the user names it; without that nothing is fetched.
-    """
+    """The data of a run as it was split for it, hold-out and all; fetched only if the user names it, as `given`."""
     run = classifier.run["broadsight"]
     settings = run["settings"]
     check_own_data(settings, given)
@@ -209,29 +187,21 @@ def found_in(classifier: Classifier, splits: Splits, part: Which = "val") -> Fou
 def match_classes(
     classifier: Classifier, source: Source, place: str
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[str, ...]]:
-    """Where the classes of a source are among the classifier's.
-
-    Returns:
-        For each class of the source its number, -1 for those without images that the classifier does not know; the
-        names of the classifier's classes; and what the user should know.
-    """
+    """For each class of a source its number among the classifier's, -1 for those without images that it does not know;
+    the names of the classifier's classes; and what the user should know."""
     classes, count, title = tuple(source.classes), classifier.num_classes, classifier.title
     present = np.unique(labels_of(source))
     if not len(present):
         raise ValueError(f"{place} has no images; give data with some")
-    if present.min() < 0 or present.max() >= len(classes):
-        wrong = int(present.min() if present.min() < 0 else present.max())
-        raise ValueError(
-            f"{place} has the label {wrong}; expected 0 to {len(classes) - 1}, as it has that many classes"
-        )
+    if wrong := [label for label in present.tolist() if not 0 <= label < len(classes)]:
+        expected = f"expected 0 to {len(classes) - 1}, as it has that many classes"
+        raise ValueError(f"{place} has the label {wrong[-1]}; {expected}")
     known = {name: index for index, name in enumerate(classifier.labels or ())}
     shown = [classes[label] for label in present]
     if classifier.labels is not None and (not _numbers(shown) or any(name in known for name in shown)):
-        if unknown := [name for name in shown if name not in known]:
-            raise ValueError(
-                f"{place} has {len(unknown)} of {len(present)} classes that {title} was not trained on: "
-                f"{some(unknown)}; it knows {some(classifier.labels)}"
-            )
+        if others := [name for name in shown if name not in known]:
+            what = f"{place} has {len(others)} of {len(present)} classes that {title} was not trained on"
+            raise ValueError(f"{what}: {some(others)}; it knows {some(classifier.labels)}")
         places = np.array([known.get(name, -1) for name in classes])
         return places, classifier.labels, _missing(places[present], classifier.labels, title, place)
     among = indices_of(classes) if count == len(synsets()) else None
@@ -249,10 +219,8 @@ def match_classes(
     if len(classes) == count:
         note = f"{title} does not name its classes; they are taken to be those of {place}, in order: {some(classes, 3)}"
         return np.arange(count), classes, (note, *_missing(present, classes, title, place))
-    raise ValueError(
-        f"{place} has {len(classes)} classes, {title} tells {count} apart and does not name them; "
-        "give data with as many, or with class folders named by number"
-    )
+    what = f"{place} has {len(classes)} classes, {title} tells {count} apart and does not name them"
+    raise ValueError(f"{what}; give data with as many, or with class folders named by number")
 
 
 def _numbers(names: Sequence[str]) -> bool:
@@ -270,28 +238,22 @@ def _missing(present: np.ndarray, names: Sequence[str], title: str, place: str) 
 
 def _imagenet_sets(request: Request, classifiers: Sequence[Classifier]) -> Iterator[ImageNetSet]:
     """The sets that DATA is or holds; none if it is other data, or if the classifiers know other classes."""
-    name, path = set_of(request), Path(request.data or "")
+    name, path = next((name for name in request.suite if name in SETS), None), Path(request.data or "")
     others = [one for one in classifiers if one.num_classes != len(synsets()) or one.labels not in (None, synsets())]
     if name is None and (others or not request.data or not path.is_dir()):
         return
     if others:
-        raise ValueError(
-            f"--suite {name} is about ImageNet's 1,000 classes, {others[0].title} has {others[0].num_classes}; "
-            "give a classifier of those"
-        )
+        what = f"--suite {name} is about ImageNet's 1,000 classes, {others[0].title} has {others[0].num_classes}"
+        raise ValueError(f"{what}; give a classifier of those")
+    channels, given = classifiers[0].transforms.channels, {"imagenet-real": request.real_labels}
     if name is not None:
         if not request.data:
             raise ValueError(f"--suite {name} needs DATA, the unpacked folder")
-        yield open_set(
-            path, name, classifiers[0].transforms.channels, request.real_labels if name == "imagenet-real" else None
-        )
+        yield open_set(path, name, channels, given.get(name))
         return
     places = find_sets(path)
-    named = path.resolve().name
-    if not places and "imagenet" in named.lower() and (called := called_after(named)):
+    if not places and "imagenet" in (named := path.resolve().name).lower() and (called := called_after(named)):
         places = {called: path}  # says what is wrong with it: other classes would compete if it were taken as it is
-    given = {"imagenet-real": request.real_labels}
-    channels = classifiers[0].transforms.channels
     opened = {name: open_set(place, name, channels, given.get(name)) for name, place in places.items()}
     plain, real = opened.get("imagenet"), opened.get("imagenet-real")
     if plain and real and places["imagenet"] == places["imagenet-real"]:  # the same images are asked about once
@@ -300,10 +262,6 @@ def _imagenet_sets(request: Request, classifiers: Sequence[Classifier]) -> Itera
         opened["imagenet"] = replace(plain, accepted=accepted)
         del opened["imagenet-real"]
     yield from opened.values()
-
-
-def _channels(classifiers: Sequence[Classifier]) -> int:
-    return classifiers[0].transforms.channels
 
 
 def _of_set(one: ImageNetSet, classifier: Classifier, request: Request) -> Task:

@@ -2,9 +2,6 @@
 
 from .. import lazy
 
-_PUBLIC = {
-    "inside": "kinds_of look_inside",
-    "maps.map": "Look",
-}
+_PUBLIC = {"inside": "kinds_of look_inside", "maps.map": "Look"}
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -1,7 +1,7 @@
 """Grad-CAM on the feature maps of any model (Selvaraju et al., ICCV 2017)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,20 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.loading import Batch
-from ..evaluation.predictions import Subject, restricted
-from ..inspection.map_places import Place, place_named, places_of
+from ..evaluation.predictions import restricted
+from ..inspection.map_places import Place, places_of
 from ..inspection.meta_pass import in_eval_mode
 from ..inspection.watch import hooked
-
-# A class for all images, or one for each (B,); None for the predicted class of each image.
-Target = int | Tensor | None
-
-
-class WithModel(Subject, Protocol):
-    """A subject whose model can be looked into."""
-
-    @property
-    def model(self) -> nn.Module: ...
 
 
 class GradCam:
@@ -31,41 +21,32 @@ class GradCam:
     The gradient is that of the logit of the predicted class, right or wrong, with respect to the last feature map that
     the answer depends on and that has more than one place. A ViT that answers by its class token does not depend on the
     patches that leave its last block, so its map is the one that enters this block. For a pooling that merges maps of
-    several levels it is the merged one: the backbone's last map is only a part of what is pooled.
-
-    Args:
-        kept: The classes that compete; all of the model's if None.
-        target: Another class than the predicted one; see `Target`.
-        layer: Path of the module whose map is looked at instead of the last.
+    several levels it is the merged one: the backbone's last map is only a part of what is pooled. Only classes that are
+    `kept` compete, or all.
     """
 
-    def __init__(
-        self, classifier: WithModel, kept: np.ndarray | None = None, target: Target = None, layer: str | None = None
-    ):
-        self.classifier, self.kept, self.target, self.layer = classifier, kept, target, layer
-        self.about = "Grad-CAM of the model's own answer" if target is None else "Grad-CAM of a chosen class"
-        self._place: Place | None = None  # found with the first images
-        self._size: tuple[int, ...] | None = None
+    about = "Grad-CAM of the model's own answer"
+
+    def __init__(self, classifier: Any, kept: np.ndarray | None = None):
+        self.classifier, self.kept = classifier, kept
+        self._places: list[Place] = []  # one, found with the first images of a size
+        self._size: tuple[int, ...] = ()
 
     def __call__(self, images: Tensor, batch: Batch | None = None) -> Tensor:
         """Normalised images (B, C, H, W) -> (B, H, W), 0 or more; labels are not used."""
         with in_eval_mode(self.classifier.model):
-            if self._place is None or self._size != tuple(images.shape[1:]):
-                self._place, self._size = self._found(images[:1]), tuple(images.shape[1:])
-            pair = maps_and_gradients(self._logits, images, [self._place], self.target)[0]
-        return F.interpolate(cam(*pair)[:, None], images.shape[-2:], mode="bilinear")[:, 0]
+            if self._size != tuple(images.shape[1:]):
+                self._places, self._size = [self._found(images[:1])], tuple(images.shape[1:])
+            ((activation, gradient),) = maps_and_gradients(self._logits, images, self._places)
+        return F.interpolate(cam(activation, gradient)[:, None], images.shape[-2:], mode="bilinear")[:, 0]
 
     def _logits(self, images: Tensor) -> Tensor:
-        logits = self.classifier.logits(images)
-        return logits if self.target is not None else restricted(logits, self.kept)
+        return restricted(self.classifier.logits(images), self.kept)
 
     def _found(self, images: Tensor) -> Place:
         model = self.classifier.model
-        if self.layer is not None:
-            return place_named(model, self.classifier.logits, images, self.layer)
-        one = self.target[:1] if isinstance(self.target, Tensor) else self.target
         for place in places_of(model, self.classifier.logits, images):
-            _, gradient = maps_and_gradients(self._logits, images, [place], one)[0]
+            _, gradient = maps_and_gradients(self._logits, images, [place])[0]
             if bool(gradient.any()):
                 return place
         raise ValueError(
@@ -80,7 +61,7 @@ def cam(activation: Tensor, gradient: Tensor) -> Tensor:
 
 
 def maps_and_gradients(
-    run: Callable[[Tensor], Tensor], images: Tensor, places: Sequence[Place], target: Target = None
+    run: Callable[[Tensor], Tensor], images: Tensor, places: Sequence[Place], target: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """For each place its map (B, C, h, w), and the gradient of the target's logit with respect to it; in one pass.
 
@@ -88,7 +69,7 @@ def maps_and_gradients(
 
     Args:
         run: Normalised images -> logits (B, classes), in eval mode.
-        places: In any order.
+        target: Number of the class; the predicted one of each image if None.
     """
     leaves: dict[Place, Tensor] = {}
     of_module: dict[nn.Module, list[Place]] = {}
@@ -115,18 +96,10 @@ def maps_and_gradients(
                 raise ValueError(f"layer {place.name} takes no part in a pass through the model; choose another")
         gradients: Sequence[Tensor] = [torch.zeros_like(leaves[place]) for place in places]
         if logits.requires_grad and places:  # else the answer does not depend on any map
-            score = _answers(logits, target).sum()
+            classes = logits.shape[1]
+            if target is not None and not 0 <= target < classes:
+                raise ValueError(f"class {target}; the model has {classes}: expected 0 to {classes - 1}")
+            score = (logits.max(1).values if target is None else logits[:, target]).sum()
             gradients = torch.autograd.grad(score, [leaves[place] for place in places], materialize_grads=True)
     found = zip(places, gradients, strict=True)
     return [(place.layout.as_map(leaves[place].detach()), place.layout.as_map(x)) for place, x in found]
-
-
-def _answers(logits: Tensor, target: Target) -> Tensor:
-    """(B, classes) -> (B,)"""
-    if target is None:
-        return logits.max(1).values
-    classes = torch.as_tensor(target, device=logits.device).expand(len(logits))
-    if int(classes.min()) < 0 or int(classes.max()) >= logits.shape[1]:
-        wrong = next(one for one in classes.tolist() if not 0 <= one < logits.shape[1])
-        raise ValueError(f"class {wrong}; the model has {logits.shape[1]}: expected 0 to {logits.shape[1] - 1}")
-    return logits.gather(1, classes[:, None].long())[:, 0]

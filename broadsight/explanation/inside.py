@@ -1,8 +1,7 @@
 """All maps of what a model does while one image passes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,24 +9,17 @@ from torch import Tensor, nn
 from ..inspection.meta_pass import in_eval_mode
 from ..inspection.passing import check_model, moved
 from ..inspection.watch import eager, uncompiled
-from .maps.abstract_token import AbstractTokenLooks, FusionLooks
 from .maps.attention import AttentionLooks
 from .maps.foreground import ForegroundLooks
 from .maps.gradcam import gradcam_looks
 from .maps.local_attention import LocalAttentionLooks
 from .maps.map import Collector, Look
-from .maps.pool import PoolLooks
-from .maps.super_token import SuperTokenLooks
+from .maps.tokens import AbstractTokenLooks, FusionLooks, PoolLooks, SuperTokenLooks
 
 GRADCAM = "gradcam"  # has passes of its own, since it needs gradients
 OF_TOKENS = (PoolLooks, SuperTokenLooks, AbstractTokenLooks, FusionLooks, ForegroundLooks, LocalAttentionLooks)
 COLLECTORS: dict[str, type[Collector]] = {one.kind: one for one in (AttentionLooks, *OF_TOKENS)}
-# Whether a model has a kind, in the order in which they are shown.
-SUITS: dict[str, Callable[[Any], bool]] = {
-    GRADCAM: lambda model: getattr(model, "num_classes", None) != 0,
-    **{kind: collector.suits for kind, collector in COLLECTORS.items()},
-}
-KINDS = tuple(SUITS)
+KINDS = (GRADCAM, *COLLECTORS)  # in the order in which they are shown
 
 # Models that have a kind, for errors.
 WHERE = {
@@ -46,7 +38,8 @@ def kinds_of(model: nn.Module) -> tuple[str, ...]:
     """The kinds of looks that a model has, without running it, in the order in which `look_inside` gives them."""
     check_model(model)
     inner = uncompiled(model)
-    return tuple(kind for kind, suits in SUITS.items() if suits(inner))
+    own = [GRADCAM] if getattr(inner, "num_classes", None) != 0 else []
+    return (*own, *(kind for kind, collector in COLLECTORS.items() if collector.suits(inner)))
 
 
 def look_inside(
@@ -62,14 +55,17 @@ def look_inside(
         image: (1, C, H, W), normalised; moved to the model's device and dtype.
         kinds: All that the model has if None.
         target: Number of the class that Grad-CAM explains; the predicted one if None.
-
-    Raises:
-        ValueError: The model lacks a kind, or this is not one image.
     """
     check_model(model)
     inner = uncompiled(model)
     wanted = kinds_of(inner) if kinds is None else _checked(inner, kinds)
-    _check_image(image)
+    if not isinstance(image, Tensor):
+        raise ValueError(f"image is a {type(image).__name__}; expected a normalised tensor (1, C, H, W)")
+    if image.ndim != 4 or len(image) != 1:
+        hint = {3: "; pass image[None]", 4: "; look at one at a time"}.get(image.ndim, "")
+        raise ValueError(f"image has shape {tuple(image.shape)}; expected one, as (1, C, H, W){hint}")
+    if not image.is_floating_point():
+        raise ValueError(f"image has dtype {image.dtype}; expected normalised floats, as the model's transforms give")
     image = moved(image, inner)
     size = (image.shape[-2], image.shape[-1])
     collectors = [collector(inner, size) for kind, collector in COLLECTORS.items() if kind in wanted]
@@ -92,32 +88,20 @@ def look_inside(
                     raise
     if not any(found.values()):
         skipped = [f": {layer}: {why}" for x in collectors for layer, why in getattr(x, "skipped", {}).items()]
-        names = " or ".join(collector.kind for collector in collectors)
-        raise ValueError(
-            f"{type(inner).__name__} ran without {names} to show{(skipped or [''])[0]}; choose another kind"
-        )
+        what = f"{type(inner).__name__} ran without {' or '.join(found)} to show{''.join(skipped[:1])}"
+        raise ValueError(f"{what}; choose another kind")
     return [look for kind in KINDS for look in sorted(found.get(kind, []), key=lambda look: look.depth)]
 
 
 def _checked(model: nn.Module, kinds: str | Iterable[str]) -> list[str]:
     name, kinds = type(model).__name__, [kinds] if isinstance(kinds, str) else list(kinds)
+    there = kinds_of(model)
+    has = ", ".join(there) or "nothing to look at"
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"kind {kind!r} is not known; choose among {', '.join(KINDS)}")
-    for kind in kinds:
-        if not SUITS[kind](model):
-            has = ", ".join(kinds_of(model)) or "nothing to look at"
+        if kind not in there:
             raise ValueError(f"{name} has no {kind} to look at; it has {has}; {kind}: {WHERE[kind]}")
     if not kinds:
-        raise ValueError(f"no kind was asked for; {name} has {', '.join(kinds_of(model)) or 'nothing to look at'}")
+        raise ValueError(f"no kind was asked for; {name} has {has}")
     return kinds
-
-
-def _check_image(image: Any) -> None:
-    if not isinstance(image, Tensor):
-        raise ValueError(f"image is a {type(image).__name__}; expected a normalised tensor (1, C, H, W)")
-    if image.ndim != 4 or len(image) != 1:
-        hint = {3: "; pass image[None]", 4: "; look at one at a time"}.get(image.ndim, "")
-        raise ValueError(f"image has shape {tuple(image.shape)}; expected one, as (1, C, H, W){hint}")
-    if not image.is_floating_point():
-        raise ValueError(f"image has dtype {image.dtype}; expected normalised floats, as the model's transforms give")

@@ -1,5 +1,7 @@
 """A look laid over its image: heat as colours, regions with borders, masks as light and shade."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -28,24 +30,16 @@ def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image
     region. Places outside of a mask are dark.
 
     Args:
-        image: What the model sees: resized and cropped.
         alpha: How much of the image gives way to the map, 0 to 1; the default depends on the form.
     """
     if alpha is not None and not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha}; expected 0 (the image alone) to 1 (the map alone)")
     if look.values.ndim != 2 or not look.values.numel():
         raise ValueError(f"values of a look have shape {tuple(look.values.shape)}; expected (h, w)")
-    pixels = np.asarray(image.convert("RGB"))  # H W 3
-    size = pixels.shape[0], pixels.shape[1]
-    if look.form == "heat":
-        drawn = _heat(pixels, scaled(look.values), HEAT if alpha is None else alpha)
-    elif look.form == "labels":
-        drawn = _regions(pixels, nearest(look.values, size), alpha)
-    elif look.form == "mask":
-        drawn = _shade(pixels, nearest(look.values, size).astype(bool), SHADE if alpha is None else alpha)
-    else:
+    forms = {"heat": _heat, "labels": _regions, "mask": _shade}
+    if look.form not in forms:
         raise ValueError(f"form {look.form!r} of a look is not known; expected heat, labels or mask")
-    return Image.fromarray(drawn)
+    return Image.fromarray(forms[look.form](np.asarray(image.convert("RGB")), look.values, alpha))
 
 
 def scaled(values: Tensor) -> Tensor:
@@ -74,34 +68,30 @@ def colours_of(shades: np.ndarray) -> np.ndarray:
 
 
 def colour_bar(width: int, height: int) -> Image.Image:
-    """The colours of heat from the smallest value to the largest: left to right, or upwards if it is tall."""
-    if min(width, height) < 1:
-        raise ValueError(f"a colour bar of {width} x {height} pixels; expected 1 or more")
-    shades = np.linspace(0, 1, max(width, height))
-    strip = np.rint(colours_of(shades)).astype(np.uint8)
-    whole = np.tile(strip, (height, 1, 1)) if width >= height else np.tile(strip[::-1, None], (1, width, 1))
-    return Image.fromarray(whole)
+    """The colours of heat from the smallest value to the largest, left to right."""
+    strip = np.rint(colours_of(np.linspace(0, 1, width))).astype(np.uint8)
+    return Image.fromarray(np.tile(strip, (height, 1, 1)))
 
 
-def nearest(values: Tensor, size: tuple[int, int]) -> np.ndarray:
+def nearest(values: Tensor, size: Sequence[int]) -> np.ndarray:
     """(h, w) -> (H, W): every pixel has the value of its place."""
     found = array(values)
     rows, columns = ((np.arange(new) * 2 + 1) * old // (2 * new) for new, old in zip(size, found.shape, strict=True))
     return found[rows[:, None], columns]
 
 
-def _heat(pixels: np.ndarray, shades: Tensor, alpha: float) -> np.ndarray:
-    height, width = pixels.shape[:2]
+def _heat(pixels: np.ndarray, values: Tensor, alpha: float | None) -> np.ndarray:
+    (height, width), shades, alpha = pixels.shape[:2], scaled(values), HEAT if alpha is None else alpha
     smaller = height < shades.shape[0] or width < shades.shape[1]
     whole = F.interpolate(shades[None, None], (height, width), mode="bilinear", antialias=smaller)[0, 0]
     # On grey, or the image's own colours would be taken for values
     return blend(_grey(pixels, alpha), colours_of(whole.clamp(0, 1).numpy()), alpha)
 
 
-def _regions(pixels: np.ndarray, labels: np.ndarray, alpha: float | None) -> np.ndarray:
+def _regions(pixels: np.ndarray, values: Tensor, alpha: float | None) -> np.ndarray:
+    labels = nearest(values, pixels.shape[:2])
     numbers, regions = np.unique(labels, return_inverse=True)
     regions = regions.reshape(labels.shape)
-    inside = labels >= 0
     if (numbers >= 0).sum() <= DISTINCT:
         fill = np.array([colour(max(int(number), 0)) for number in numbers], np.float64)
         drawn = blend(_grey(pixels, 0.5), fill[regions], TINT if alpha is None else alpha)
@@ -111,11 +101,12 @@ def _regions(pixels: np.ndarray, labels: np.ndarray, alpha: float | None) -> np.
         sums = [np.bincount(regions.ravel(), flat[:, channel], len(numbers)) for channel in range(3)]
         fill = np.stack(sums, axis=1) / count[:, None]
         drawn = blend(pixels, fill[regions], MEANS if alpha is None else alpha)
-    drawn[~inside] = blend(_grey(pixels, 1.0), BLACK, SHADE)[~inside]
+    drawn[labels < 0] = blend(_grey(pixels, 1.0), BLACK, SHADE)[labels < 0]
     return _outlined(drawn, labels, WHITE, 0.85)
 
 
-def _shade(pixels: np.ndarray, mask: np.ndarray, alpha: float) -> np.ndarray:
+def _shade(pixels: np.ndarray, values: Tensor, alpha: float | None) -> np.ndarray:
+    mask, alpha = nearest(values, pixels.shape[:2]).astype(bool), SHADE if alpha is None else alpha
     shaded = blend(_grey(pixels, alpha), BLACK, alpha)
     return _outlined(np.where(mask[..., None], pixels, shaded), mask, colour(1), 1.0)
 

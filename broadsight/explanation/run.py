@@ -1,30 +1,75 @@
 """What a classifier sees in images, and where it looks for it: image by image, into a folder."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from ..data.decoding import UnreadableImage, within_memory
 from ..data.inside import outside_allowed
+from ..data.names import unique_stems as unique
 from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled
 from ..errors import UsageError, nearest, printable, unknown
-from ..files import write_json
+from ..files import whole_file, write_json
+from ..provenance import header
 from ..runs.classifier import Classifier
 from ..runs.images import shown_images
 from ..runs.opening import RANDOM, facts_of, is_dense, name_of, open_asked, origin_of, task_of
-from .files import RECORD, UNTRAINED, Explained, Seen, Wanted, record_of, unique_stems, write_files
 from .inside import KINDS, WHERE, kinds_of, look_inside
 from .maps.gradcam import gradcam_looks
 from .maps.map import Look
+from .overlay import overlay
 from .request import GRADCAM, Request
+from .sheet import overview_sheet
 
+RECORD = "explanation.json"
+UNTRAINED = "untrained: the weights are random, so the answers and maps mean little"
 TOP = 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to look at, all that the model has where nothing is said; and what to write besides the sheets."""
+
+    kinds: tuple[str, ...] = ()
+    target: str | None = None  # name or number of the class that Grad-CAM explains; the predicted one if None
+    layers: tuple[str, ...] = ()  # paths of modules or patterns of them, such as stages.2.*
+    depths: tuple[str, ...] = ()  # numbers of layers among those of their kind, from 1; "last" is the last
+    singles: bool = False  # each map over the image in a file of its own
+    raw: bool = False  # the maps' numbers in an .npz file
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image, as the model sees it, and what it says of it."""
+
+    image: Image.Image  # resized and cropped, RGB or grey
+    tensor: Tensor  # (1, C, H, W), normalised, on the model's device
+    places: tuple[int, ...]  # the first classes by their numbers
+    probabilities: tuple[float, ...]  # theirs
+    looks: tuple[Look, ...]  # what there is to see inside
+    explained: int  # the class that Grad-CAM explains
+
+
+@dataclass
+class Explained:
+    """What came out of all images."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)  # of images that were written, what the record says
+    looked: dict[str, Seen] = field(default_factory=dict)  # by image, where no files are written
+    errors: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
+    interrupted: bool = False
+    folder: Path | None = None  # where files were written
+    record: dict[str, Any] = field(default_factory=dict)  # what explanation.json holds
 
 
 def explain(
@@ -33,10 +78,9 @@ def explain(
     tell: Callable[[str], None] = lambda note: None,
     folder_for: Callable[[str], Path | None] = lambda title: None,
 ) -> Explained:
-    """Look at images with a classifier; everything is checked before the first.
+    """Look at images with a classifier; everything is checked before the first, and `tell` is given what to know of it.
 
     Args:
-        tell: Given what the user should know, a line each, before that.
         folder_for: From the title of the model to the folder for files; None where none are to be written.
     """
     run, kinds = request.run, request.kinds
@@ -55,19 +99,14 @@ def explain(
         classifier = open_asked(request)
         source, about, notes = images.of(classifier)
         origin = origin_of(run, request.checkpoint, request.pretrained)
-        untrained = origin == RANDOM
-        notes += [f"{classifier.title} is {UNTRAINED}"] if untrained else []
-        for note in notes:
+        for note in [*notes, *([f"{classifier.title} is {UNTRAINED}"] if origin == RANDOM else [])]:
             tell(note)
         folder = folder_for(classifier.title)
-        found = explain_images(
-            classifier,
-            source,
-            folder,
-            wanted,
-            untrained=untrained,
-            seen=lambda done, name: progress(done, len(source), printable(Path(name).name) or classifier.title),
-        )
+
+        def seen(done: int, name: str) -> None:
+            progress(done, len(source), printable(Path(name).name) or classifier.title)
+
+        found = explain_images(classifier, source, folder, wanted, untrained=origin == RANDOM, seen=seen)
     weights = "pretrained" if origin == "timm" else origin
     found.record = record_of(classifier, found, wanted, command=request.command, weights=weights, data=about)
     if folder is not None and found.entries:
@@ -80,7 +119,7 @@ def explain_images(
     classifier: Classifier,
     source: Unlabelled | Scenes,
     out: Path | None,
-    wanted: Wanted | None = None,
+    wanted: Wanted,
     *,
     untrained: bool = False,
     seen: Callable[[int, str], None] = lambda done, name: None,
@@ -88,15 +127,9 @@ def explain_images(
     """Look at every image and write NAME.png, its sheet, into a folder; what else is wanted lies beside it.
 
     Args:
-        source: Such as `find_images` gives, or scenes.
         out: A folder, made with the first image that can be read; None: nothing is written, all that was seen is kept.
-        untrained: Say on the sheets that the weights are random.
         seen: Told how many images are done, and the name of the next.
-
-    Raises:
-        ValueError: The model has no such kind, class or layer; before anything is written.
     """
-    wanted = wanted or Wanted()
     check_kinds(classifier, wanted.kinds)
     target = None if wanted.target is None else class_index(classifier, wanted.target)
     if isinstance(source, Unlabelled):
@@ -125,12 +158,7 @@ def explain_images(
 def look_at(
     classifier: Classifier, photo: Image.Image, wanted: Wanted | None = None, target: int | None = None
 ) -> Seen:
-    """One image, of any size, through the model.
-
-    Args:
-        wanted: Kinds, layers and depths; the rest is not looked at.
-        target: Number of the class that Grad-CAM explains; the predicted one if None.
-    """
+    """One image, of any size, through the model; Grad-CAM explains a class by its number, or the predicted one."""
     wanted = wanted or Wanted()
     channels = classifier.transforms.channels
     photo = photo.convert("L" if channels == 1 else "RGB")
@@ -141,11 +169,10 @@ def look_at(
         order = logits.argsort(descending=True, stable=True)[:TOP]
         probabilities = logits.softmax(0)[order]
     explained = int(order[0]) if target is None else target
-    looks = look_inside(classifier.model, image, wanted.kinds or None, explained)
+    found = look_inside(classifier.model, image, wanted.kinds or None, explained)
+    looks = _chosen(found, wanted) or [_asked_for(classifier, image, explained, wanted, found)]
     name = classifier.classes[explained]
-    looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in _chosen(looks, wanted)]
-    if not looks:
-        looks = [replace(_asked_for(classifier, image, explained, wanted, kinds_of(classifier.model)), title=name)]
+    looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in looks]
     shown = Image.fromarray(data[0].numpy() if channels == 1 else data.permute(1, 2, 0).numpy())
     return Seen(shown, image, tuple(order.tolist()), tuple(probabilities.tolist()), tuple(looks), explained)
 
@@ -179,10 +206,13 @@ def _chosen(looks: Sequence[Look], wanted: Wanted) -> list[Look]:
     """Those of the layers and depths that were asked for."""
     last = {look.kind: max(other.depth for other in looks if other.kind == look.kind) for look in looks}
 
+    def matches(layer: str, pattern: str) -> bool:  # a pattern, the path itself, or that of a module around it
+        return fnmatchcase(layer, pattern) or layer.startswith(f"{pattern}.")
+
     def depth_fits(look: Look) -> bool:
         return any(look.depth == (last[look.kind] if text == "last" else int(text) - 1) for text in wanted.depths)
 
-    kept = [look for look in looks if not wanted.layers or any(_matches(look.layer, path) for path in wanted.layers)]
+    kept = [look for look in looks if not wanted.layers or any(matches(look.layer, path) for path in wanted.layers)]
     found = [look for look in kept if not wanted.depths or depth_fits(look)]
     if kept and not found:
         most = max(last.values()) + 1
@@ -190,20 +220,91 @@ def _chosen(looks: Sequence[Look], wanted: Wanted) -> list[Look]:
     return found
 
 
-def _matches(layer: str, pattern: str) -> bool:
-    """A pattern, the path itself, or that of a module around it."""
-    return fnmatchcase(layer, pattern) or layer.startswith(f"{pattern}.")
-
-
-def _asked_for(classifier: Classifier, image: Tensor, target: int, wanted: Wanted, has: Sequence[str]) -> Look:
-    """Grad-CAM at a layer where nothing is looked at by itself."""
+def _asked_for(classifier: Classifier, image: Tensor, target: int, wanted: Wanted, looks: Sequence[Look]) -> Look:
+    """Grad-CAM at a layer where nothing is looked at by itself; `looks` are those at other layers, for an error."""
     exact = [path for path in wanted.layers if path in dict(classifier.model.named_modules())]
-    if len(exact) == 1 and "gradcam" in (wanted.kinds or has):
+    if len(exact) == 1 and "gradcam" in (wanted.kinds or kinds_of(classifier.model)):
         return gradcam_looks(classifier.model, image, target, exact[0])[0]
-    looks = look_inside(classifier.model, image, wanted.kinds or None, target)
     layers = list(dict.fromkeys(look.layer for look in looks))
-    near = nearest(wanted.layers[0], layers, 3, alike=0.3) or layers[:3]
-    raise ValueError(
-        f"--layers {','.join(wanted.layers)}: nothing is looked at there in {classifier.title}; such as "
-        f"{', '.join(near)} would do ({len(layers)} in all)"
-    )
+    near = ", ".join(nearest(wanted.layers[0], layers, 3, alike=0.3) or layers[:3])
+    what = f"--layers {','.join(wanted.layers)}: nothing is looked at there in {classifier.title}"
+    raise ValueError(f"{what}; such as {near} would do ({len(layers)} in all)")
+
+
+def unique_stems(names: Sequence[str]) -> list[str]:
+    """What the files of each image are called; none has the record's name."""
+    return unique(names, [Path(RECORD).stem])
+
+
+def write_files(
+    classifier: Classifier, looked: Seen, wanted: Wanted, out: Path, name: str, stem: str, untrained: bool
+) -> dict[str, Any]:
+    """The files of one image, the sheet last; its entry in the record."""
+
+    def save(image: Image.Image, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as unfinished:
+            image.save(unfinished, "PNG")
+
+    names, keys = classifier.classes, _keys(looked.looks)
+    answers = list(zip(looked.places, looked.probabilities, strict=True))
+    out.mkdir(parents=True, exist_ok=True)
+    singles = [f"{stem}/{key}.png" for key in keys] if wanted.singles else [None] * len(keys)
+    entries = []
+    for look, key, file in zip(looked.looks, keys, singles, strict=True):
+        if file is not None:
+            save(overlay(looked.image, look), out / file)
+        fields, values = {name: value for name, value in vars(look).items() if name != "values"}, look.values.double()
+        ends = {"smallest": float(f"{values.min():.6g}"), "largest": float(f"{values.max():.6g}")}
+        entries.append({**fields, "size": list(values.shape), **ends, "array": key, "file": file})
+    if wanted.raw:
+        arrays = {key: look.values.numpy() for key, look in zip(keys, looked.looks, strict=True)}
+        with whole_file(out / f"{stem}.npz") as unfinished, open(unfinished, "wb") as file:
+            np.savez_compressed(file, image=np.asarray(looked.image), **arrays)
+    width, height = looked.image.size
+    size = f"{width} x {height} pixels · {classifier.parameters / 1e6:.2f} M parameters"
+    words = dict(subtitle=f"{printable(Path(name).name)} · {size}", explained=names[looked.explained])
+    named = [(names[place], value) for place, value in answers]
+    warning = UNTRAINED if untrained else ""
+    sheet = overview_sheet(looked.image, looked.looks, named, classifier.title, **words, warning=warning)
+    save(sheet, out / f"{stem}.png")
+    predictions = [{"class": names[at], "index": at, "probability": float(f"{value:.6g}")} for at, value in answers]
+    files = {"file": name, "sheet": f"{stem}.png", "raw": f"{stem}.npz" if wanted.raw else None}
+    explained = {"class": names[looked.explained], "index": looked.explained}
+    return {**files, "predictions": predictions, "explained": explained, "looks": entries}
+
+
+def _keys(looks: Sequence[Look]) -> list[str]:
+    """A name for each look that is good for a file: its kind, its layer's number, what it shows."""
+    taken: Counter[str] = Counter()
+    keys = []
+    for look in looks:
+        words = re.sub(r"\W+", "-", look.title, flags=re.ASCII).strip("-")[:60]
+        key = f"{look.kind}-{look.depth + 1:02d}" + (f"-{words}" if words else "")
+        taken[key] += 1
+        keys.append(key if taken[key] == 1 else f"{key}-{taken[key]}")
+    return keys
+
+
+def record_of(
+    classifier: Classifier, found: Explained, wanted: Wanted, *, command: str = "", weights: str = "", data: str = ""
+) -> dict[str, Any]:
+    """All that explanation.json says; `weights` and `data` are where these are from, in words."""
+    transforms = classifier.transforms
+    layers: dict[str, dict[str, None]] = {}
+    for entry in found.entries:
+        for look in entry["looks"]:
+            layers.setdefault(look["kind"], {})[look["layer"]] = None
+    model = {name: getattr(classifier, name) for name in ("title", "source", "parameters")}
+    return {
+        "model": {**model, "weights": weights, "kinds": list(kinds_of(classifier.model))},
+        "image": {"size": transforms.size, "channels": transforms.channels, "crop_pct": transforms.crop_pct},
+        "device": classifier.device.type,
+        "data": data,
+        "settings": asdict(wanted),
+        "layers": {kind: list(paths) for kind, paths in layers.items()},
+        "interrupted": found.interrupted,
+        "images": found.entries,
+        "failed": found.errors,
+        **header(command),
+    }

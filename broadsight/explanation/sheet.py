@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -32,12 +32,11 @@ HEADINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Looks side by side, under a line of words."""
 
     words: str
-    looks: tuple[Look, ...]
+    looks: Sequence[Look]
 
 
 def overview_sheet(
@@ -57,8 +56,6 @@ def overview_sheet(
         looks: As `look_inside` gives them. The last Grad-CAM stands beside the image; of every kind there follow at
             most 8 columns, evenly chosen from its layers.
         answers: Names of classes with their probabilities, 0 to 1, the most probable first; five are shown.
-        title: The model.
-        subtitle: More about it and the image.
         explained: Name of the class that Grad-CAM explains; marked among the answers.
         warning: A line in another colour, such as that the model is untrained.
     """
@@ -84,14 +81,16 @@ def arranged(looks: Sequence[Look]) -> list[Row]:
     depths = sorted({look.depth for look in looks})
     things: dict[str, list[Look]] = {}
     for look in sorted(looks, key=lambda look: look.depth):
-        things.setdefault(_thing(look, looks), []).append(look)
+        counts = len(depths) > 1 and len({other.depth for other in looks if other.title == look.title}) == 1
+        thing = re.sub(r"\d+$", "…", look.title) if counts else look.title  # without the number of its layer
+        things.setdefault(thing, []).append(look)
     if (len(things) > ROWS and len(depths) <= 3) or len(depths) == 1:
         last = [look for look in looks if look.depth == depths[-1]]
         of = f"the last of {len(depths)} layers" if len(depths) > 1 else ""
         return [Row(", ".join(filter(None, (row.words, of))), row.looks) for row in _grouped(last)]
     rest = f" (1 of {len(things)} such maps)" if len(things) > ROWS else ""
     shown = list(things.items())[: 1 if rest else ROWS]
-    return [Row(f"{words}{rest}", tuple(spread(found, COLUMNS))) for words, found in shown]
+    return [Row(f"{words}{rest}", spread(found, COLUMNS)) for words, found in shown]
 
 
 def spread(items: Sequence[Look], most: int) -> list[Look]:
@@ -101,13 +100,6 @@ def spread(items: Sequence[Look], most: int) -> list[Look]:
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def _thing(look: Look, looks: Sequence[Look]) -> str:
-    """The title of a look without the number of its layer, so that it is the same at every depth."""
-    depths = {other.depth for other in looks if other.title == look.title}
-    counts = len(depths) == 1 and len({other.depth for other in looks}) > 1
-    return re.sub(r"\d+$", "…", look.title) if counts else look.title
-
-
 def _grouped(looks: Sequence[Look]) -> list[Row]:
     """Rows of looks of one layer: by the part of their titles before the comma, or as many as fit."""
     groups: dict[str, list[Look]] = {}
@@ -115,13 +107,13 @@ def _grouped(looks: Sequence[Look]) -> list[Row]:
         groups.setdefault(look.title.rpartition(", ")[0], []).append(look)
     if not 1 < len(groups) < len(looks) or max(map(len, groups.values())) > COLUMNS:
         chosen = spread(looks, ROWS * COLUMNS)
-        return [Row("", tuple(chosen[at : at + COLUMNS])) for at in range(0, len(chosen), COLUMNS)]
+        return [Row("", chosen[at : at + COLUMNS]) for at in range(0, len(chosen), COLUMNS)]
     packed: list[Row] = []
     for words, found in groups.items():
         if packed and len(packed[-1].looks) + len(found) <= COLUMNS:  # short rows share a line
-            packed[-1] = Row("", (*packed[-1].looks, *found))
+            packed[-1] = Row("", [*packed[-1].looks, *found])
         else:
-            packed.append(Row(words, tuple(found)))
+            packed.append(Row(words, found))
     return packed[: 2 * ROWS]
 
 
@@ -140,23 +132,25 @@ def _first(
     image: Image.Image, looks: Sequence[Look], answers: Sequence[tuple[str, float]], explained: str | None
 ) -> Image.Image:
     """The image, Grad-CAM beside it, and the answers with what the colours mean."""
-    big = _fitted(image, BIG)
-    head = round(1.9 * WORDS)
-    part = Image.new("RGB", (WIDTH, GAP + head + max(big.height, 260) + GAP), PAPER)
-    top, left = GAP + head, MARGIN
-    _write(part, (left, top - 8), "what the model sees", WORDS, BIG, TEXT)
-    part.paste(big, (left, top))
-    cams = [look for look in looks if look.kind == "gradcam"]
-    if cams:
-        left += BIG + GAP
+    big, top = _fitted(image, BIG), GAP + round(1.9 * WORDS)
+    part = Image.new("RGB", (WIDTH, top + max(big.height, 260) + GAP), PAPER)
+    shown, left = {"what the model sees": big}, MARGIN
+    if cams := [look for look in looks if look.kind == "gradcam"]:
         words = f"Grad-CAM for {explained}" if explained else f"Grad-CAM, {cams[-1].title}"
+        shown[words] = overlay(big, cams[-1])
+    for words, one in shown.items():
         _write(part, (left, top - 8), words, WORDS, BIG, TEXT)
-        part.paste(overlay(big, cams[-1]), (left, top))
-    left += BIG + 3 * GAP
+        part.paste(one, (left, top))
+        left += BIG + GAP
+    left += 2 * GAP
     _write(part, (left, top - 8), "answers", WORDS, BIG, TEXT)
     _bars(part, (left, top), answers, explained)
     if any(look.form == "heat" for look in looks):
-        _scale(part, (left, part.height - 46 - GAP))
+        top = part.height - 46 - GAP
+        part.paste(colour_bar(200, 14), (left + 30, top + 2))
+        words = "every map from its own smallest value to its largest"
+        for x, y, text in ((0, 13, "low"), (238, 13, "high"), (0, 34, words)):
+            _write(part, (left + x, top + y), text, SMALL, part.width - MARGIN - left - x, MUTED)
     return part
 
 
@@ -180,15 +174,6 @@ def _bars(
     elif explained:
         pen.rounded_rectangle((left, top + 4, left + 12, top + 16), 3, fill=colour(5))
         _write(part, (left + 18, top + 14), "the class that Grad-CAM explains", SMALL, 400, MUTED)
-
-
-def _scale(part: Image.Image, place: tuple[int, int]) -> None:
-    (left, top), width = place, 200
-    _write(part, (left, top + 13), "low", SMALL, 40, MUTED)
-    part.paste(colour_bar(width, 14), (left + 30, top + 2))
-    _write(part, (left + 30 + width + 8, top + 13), "high", SMALL, 40, MUTED)
-    words = "every map from its own smallest value to its largest"
-    _write(part, (left, top + 34), words, SMALL, part.width - MARGIN - left, MUTED)
 
 
 def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Image:

@@ -1,5 +1,6 @@
 """A served page with two models, shared by the tests over HTTP and those in a browser."""
 
+import asyncio
 import io
 import re
 
@@ -50,6 +51,19 @@ def keeping(sent: list):
         sent.append(message)
 
     return send
+
+
+def asked(app, path, *parts, headers=(), method="GET", address="127.0.0.1", version="1.1"):
+    """Status, body and headers of an application's answer to a request, whose body comes in parts."""
+    waiting = [dict(type="http.request", body=part, more_body=True) for part in parts or [b""]]
+    waiting[-1]["more_body"] = False
+    sent, given = [], dict(path=path, method=method, headers=headers, http_version=version, server=(address, 7860))
+
+    async def receive():
+        return waiting.pop(0)
+
+    asyncio.run(app(dict(type="http", **given), receive, keeping(sent)))
+    return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
 
 
 def png(image: Image.Image) -> bytes:

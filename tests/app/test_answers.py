@@ -1,6 +1,10 @@
-"""Answers: the same as `predict` gives, in turns timed, and never another's."""
+"""Answers: the same as `predict` gives, in turns timed, and never another's; as HTML, with nothing smuggled in."""
 
+import base64
+import io
+import re
 from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +12,16 @@ import torch
 from PIL import Image
 
 from broadsight.app import answers
-from broadsight.app.answers import answer, image_of, top_classes
+from broadsight.app.answers import Answer, answer, cards, colour_of, data_uri, image_of, top_classes
 from broadsight.app.candidates import Candidate, Candidates
+from broadsight.benchmark.timing import Summary
 from broadsight.data.sources.unlabelled import find_images
 from broadsight.prediction.classification import predict_images
 from broadsight.runs.classifier import open_classifier
+from broadsight.visual.plots import PALETTE
 from tests.training.small_runs import leave_run
+
+EVIL = "<img src=x onerror=alert(1)>\"'&"
 
 
 @pytest.fixture
@@ -39,6 +47,7 @@ def test_answer__the_same_as_predict(runs, tmp_path):
         assert [share for _, share in said.top] == pytest.approx(expected.probabilities, abs=1e-6)
         assert sum(share for _, share in said.top) == pytest.approx(1)
     assert [said.name for said in found] == ["one", "two"]
+    assert [name for name, _ in top_classes(runs[0].run, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
 
 
 def test_answer__times_are_of_every_round(runs, monkeypatch):
@@ -70,23 +79,19 @@ def test_answer__many_at_once_get_their_own(runs):
         assert all(pool.map(ask, range(12)))
 
 
-def test_top_classes__of_equals_the_first(runs):
-    assert [name for name, _ in top_classes(runs[0].run, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
-
-
-def dense(task: str, **more) -> SimpleNamespace:
-    usual = dict(task=task, classes=("cat", "dog"), top_down=False, skeleton=(), keypoint_threshold=2.0, channels=3)
-    return SimpleNamespace(**usual | dict(device=torch.device("cpu"), title="net", parameters=1) | more)
+def dense(task: str) -> Candidate:
+    run = dict(task=task, classes=("cat", "dog"), top_down=False, skeleton=(), keypoint_threshold=2.0, channels=3)
+    run |= dict(device=torch.device("cpu"), title="net", parameters=1)
+    return Candidate("net", "net", True, SimpleNamespace(**run))  # ty: ignore[invalid-argument-type]
 
 
 def test_answer__objects_above_the_threshold(monkeypatch):
     found = dict(boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]))
     found |= dict(labels=torch.tensor([2, 1]), scores=torch.tensor([0.9, 0.3]))
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
-    run = Candidate("net", "net", True, dense("detect"))  # ty: ignore[invalid-argument-type]
+    run = dense("detect")
     said = answer([run], make_image(), threshold=0.5)[0]
-    assert said.rows == (("dog", "0.90", "1, 2", "20 x 30"),)
-    assert said.words == "dog (best 0.90)"
+    assert (said.rows, said.words) == ((("dog", "0.90", "1, 2", "20 x 30"),), "dog (best 0.90)")
     assert said.drawn is not None and said.drawn.width >= 70
     assert len(answer([run], make_image(), threshold=0.2)[0].rows) == 2
 
@@ -95,5 +100,46 @@ def test_answer__shares_of_pixels(monkeypatch):
     classes = torch.zeros(50, 70, dtype=torch.int64)
     classes[:25, :35] = 1
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: classes)
-    run = Candidate("net", "net", True, dense("segment"))  # ty: ignore[invalid-argument-type]
-    assert answer([run], make_image())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))
+    assert answer([dense("segment")], make_image())[0].rows == (("cat", "75.0 %"), ("dog", "25.0 %"))
+
+
+def an_answer(**more) -> Answer:
+    usual = dict(name="net", task="classify", trained=True, latency=Summary(3.456, 3.0, 0.1), rounds=7, threads=2)
+    return Answer(**usual | dict(device="cpu", top=(("crab", 0.75), ("fish", 0.25))) | more)
+
+
+def tags(text: str) -> list[str]:
+    found: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list) -> None:
+            found.append(tag)
+
+    Reader().feed(text)
+    return found
+
+
+def test_cards__classes_bars_and_time():
+    text = cards([an_answer()], ["other", "net"])
+    assert re.findall(r"width:([\d.]+)%", text) == ["75.00", "25.00"]
+    assert "75.0 %" in text and "crab" in text
+    assert "3.46 ms" in text and "median of 7 passes in turns, 2 threads" in text
+    assert f"--accent:{PALETTE[1]}" in text
+    assert "random weights" not in text and "random weights" in cards([an_answer(trained=False)], ["net"])
+
+
+def test_cards__names_and_what_was_found_are_text():
+    def found(words):
+        rows = ((words, "0.5", "1, 2", "3 x 4"),)
+        seen = an_answer(top=(), task="detect", name=words, words=words, rows=rows, drawn=Image.new("RGB", (8, 8)))
+        return tags(cards([an_answer(name=words, top=((words, 0.75), (words, 0.25))), seen], [words]))
+
+    assert found(EVIL) == found("cat")
+
+
+def test_cards__images_lie_in_the_page_and_colours_go_round():
+    head, _, data = data_uri(Image.new("RGB", (2000, 1000), (9, 8, 7))).partition(",")
+    assert head == "data:image/webp;base64"
+    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (900, 450)
+    names = [str(number) for number in range(8)]
+    assert [colour_of(name, names) for name in names] == [*PALETTE, *PALETTE[:2]]

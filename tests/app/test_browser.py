@@ -40,18 +40,14 @@ def page(chromium, address, request):
     page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
-    page.on("request", lambda sent: elsewhere.append(sent.url) if is_elsewhere(sent.url) else None)
+    here = ("http://127.0.0.1:", "data:", "blob:")
+    page.on("request", lambda sent: sent.url.startswith(here) or elsewhere.append(sent.url))
     page.goto(address)
     page.wait_for_selector("#answers .bs-card")
     yield page
     fits(page)
     context.close()
-    assert wrong == []
-    assert elsewhere == []
-
-
-def is_elsewhere(url: str) -> bool:
-    return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+    assert (wrong, elsewhere) == ([], [])
 
 
 def fits(page) -> None:
@@ -181,8 +177,7 @@ def test_keyboard__alone(page, candidates):
         raise AssertionError(f"{name} is not reached by Tab")
 
     to("Sample: octopus")
-    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline != "none"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     page.keyboard.press("Enter")
     wanted = expected(candidates.given.values(), sample(7))
     wait_for(page, lambda: answers(page) == wanted, "the answers to the sample")
@@ -204,8 +199,6 @@ def test_colours__follow_the_system(chromium, address, scheme):
     page = chromium.new_page(color_scheme=scheme)
     page.goto(address)
     page.wait_for_selector("#answers .bs-card", timeout=PATIENCE)
-    ground = [
-        int(part) for part in re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    ]
+    ground = re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
     page.close()
-    assert (sum(ground[:3]) > 3 * 128) == (scheme == "light")
+    assert (sum(map(int, ground[:3])) > 3 * 128) == (scheme == "light")

@@ -1,7 +1,7 @@
 """The models of the page: those named, the newest runs, or an untrained one; and none that was not meant."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,16 +17,12 @@ def found(model):
     return Candidates([model], device="cpu")
 
 
-def test_open__a_run_and_a_timm_name(tmp_path):
+def test_open__runs_and_timm_names_no_two_called_alike(tmp_path):
     folder, _ = leave_run(tmp_path / "mine")
     found = open_candidates([str(folder), "test_resnet"], pretrained=False, size=None)
-    assert found.names == ["mine", "test_resnet (untrained)"]
+    assert found.names == found.classifiers == ["mine", "test_resnet (untrained)"]
     assert [one.trained for one in found.given.values()] == [True, False]
     assert found.untrained == ["test_resnet (untrained)"]
-    assert found.classifiers == found.names
-
-
-def test_open__same_titles_get_the_folders_names(tmp_path):
     one, two = leave_run(tmp_path / "a" / "run")[0], leave_run(tmp_path / "b" / "run")[0]
     assert open_candidates([str(one), str(two), str(one)]).names == ["run (run)", "run (run) 2"]
 
@@ -43,14 +39,10 @@ def test_open__nothing_named_takes_the_newest_runs(tmp_path):
     (tmp_path / "damaged" / "model.safetensors").write_text("")
     assert [path.name for path in newest_runs(tmp_path)] == ["twin-gap", "newest", "new"]
     assert open_candidates(runs=tmp_path).names == ["twin-gap", "newest", "new"]
-
-
-def test_open__a_broken_run_is_left_out_and_named(tmp_path):
-    leave_run(tmp_path / "good")
-    (leave_run(tmp_path / "bad")[0] / "model.safetensors").write_bytes(b"nothing")
+    (tmp_path / "newest" / "model.safetensors").write_bytes(b"nothing")  # now the newest
     found = open_candidates(runs=tmp_path)
-    assert found.names == ["good"]
-    assert "left out" in found.notes[0] and "bad" in found.notes[0]
+    assert found.names == ["twin-gap", "new"]
+    assert len(found.notes) == 1 and "left out" in found.notes[0] and "newest" in found.notes[0]
 
 
 def test_open__no_run_at_all_gives_the_untrained_model(tmp_path):
@@ -60,39 +52,28 @@ def test_open__no_run_at_all_gives_the_untrained_model(tmp_path):
     assert classifier.labels == CLASSES
     with torch.inference_mode():
         assert classifier.logits(torch.zeros(1, 3, 96, 96)).shape == (1, 10)
-
-
-def test_untrained__the_same_at_every_start_and_leaves_the_seed_alone():
     torch.manual_seed(3)
-    one = untrained("cpu").run
-    after = torch.rand(1)
+    one, after = untrained("cpu").run.model, torch.rand(1)  # the same at every start, and the seed is left alone
     torch.manual_seed(3)
     assert torch.equal(torch.rand(1), after)
-    two = untrained("cpu").run
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
+    assert all(map(torch.equal, one.parameters(), untrained("cpu").run.model.parameters()))
 
 
-def test_open__refuses_what_does_not_fit(tmp_path):
+def test_open__refuses_what_does_not_fit(tmp_path, monkeypatch):
     assert "expected exactly one" in refusal(lambda: open_candidates(["a", "b"], checkpoint="x"))
     assert "for a timm name" in refusal(lambda: open_candidates(checkpoint="x", runs=tmp_path))
     assert "there is no run" in refusal(lambda: open_candidates(["runs/none"]), FileNotFoundError)
-
-
-def test_open__a_device_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no CUDA device" in refusal(lambda: open_candidates(device="cuda"))
 
 
-def test_of__only_names_of_the_list(found):
-    for name in ("../../etc/passwd", "hf-hub:timm/resnet18", None, 3, ["a"], {"path": "/etc"}, "x" * 10_000):
-        assert "choose from the list" in refusal(lambda name=name: found.of(name))
-        assert len(refusal(lambda name=name: found.of(name))) < 150
-
-
-@pytest.mark.parametrize("name", ["hf-hub:timm/resnet18", "local-dir:/tmp", "/etc/passwd", "no_such_net", None, 7])
-def test_added__nothing_but_timms_own_names(found, name, monkeypatch):
+def test_names__only_those_of_the_lists(found, monkeypatch):
     monkeypatch.setattr(module, "open_classifier", lambda *_, **__: pytest.fail("opened"))
-    assert "timm has no model" in refusal(lambda: found.added(name))
+    paths = ("../../etc/passwd", "hf-hub:timm/resnet18", "local-dir:/tmp", {"path": "/etc"})
+    for name in (*paths, None, 3, ["a"], "x" * 999):
+        for ask, words in ((found.of, "choose from the list"), (found.added, "timm has no model")):
+            said = refusal(lambda ask=ask, name=name: ask(name))
+            assert words in said and len(said) < 150
 
 
 def test_added__random_weights_and_not_too_many_at_once(found, monkeypatch):
@@ -114,13 +95,5 @@ def test_added__too_large_ones_are_refused_before_they_are_made(found, monkeypat
 
 
 def test_computing__one_at_a_time(found):
-    taken = []
-
-    def attempt() -> None:
-        taken.append(found.computing.acquire(blocking=False))
-
-    with found.computing:
-        thread = threading.Thread(target=attempt)
-        thread.start()
-        thread.join()
-    assert taken == [False]
+    with found.computing, ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(found.computing.acquire, blocking=False).result()

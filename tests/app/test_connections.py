@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
 import pytest
@@ -37,35 +37,29 @@ def listening(app=echo, **limits):
 
     config = config_of(Gate(app), Patience(**limits), log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
     server, bound = ThreadServer(config), socket.create_server(("127.0.0.1", 0))
-    port = bound.getsockname()[1]
     server.start([bound])
-
     try:
-        yield port, server
+        yield bound.getsockname()[1], server
     finally:
         server.stop()
 
 
 def talk(port, text, pause=0.0):
     """Send a request as it is, with the port in place of PORT; all that comes back until the server hangs up."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+    with connected(port) as one:
         data = text.replace(b"PORT", b"%d" % port)
-        for part in [data] if not pause else [data[at : at + 1] for at in range(len(data))]:
-            try:
+        with suppress(OSError):
+            for part in [data] if not pause else [data[at : at + 1] for at in range(len(data))]:
                 one.sendall(part)
-            except OSError:
-                break
-            time.sleep(pause)
+                time.sleep(pause)
         return rest(one)
 
 
 def rest(one):
     found = b""
-    try:
+    with suppress(ConnectionResetError):
         while part := one.recv(65536):
             found += part
-    except ConnectionResetError:
-        pass
     return found
 
 
@@ -81,6 +75,10 @@ def until(condition):
 def port():
     with listening() as (number, _):
         yield number
+
+
+def connected(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
 HOST = b"Host: localhost:PORT\r\nConnection: close\r\n"
@@ -125,7 +123,7 @@ def test_requests__that_are_not(port, text, status):
 
 def test_websockets__get_an_ordinary_answer(port):
     upgrade = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+    with connected(port) as one:
         one.sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n" % port + upgrade + b"\r\n")
         assert one.recv(1000).startswith(b"HTTP/1.1 200 ")
 
@@ -141,7 +139,7 @@ def test_slow__headers_and_bodies_are_ended():
 
 
 def test_slow__the_second_request_of_a_connection_too():
-    with listening(**SOON) as (port, _), socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+    with listening(**SOON) as (port, _), connected(port) as one:
         one.sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n\r\n" % port)
         assert b"200 OK" in one.recv(1000)
         time.sleep(0.5)  # between requests nothing presses: that is keep-alive's business
@@ -155,7 +153,7 @@ def test_slow__a_body_that_comes_fast_enough_may_be_long():
 
 
 def test_slow__answers_that_nobody_reads_are_dropped():
-    with listening(**SOON) as (port, server), socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+    with listening(**SOON) as (port, server), connected(port) as one:
         one.sendall(b"GET /large HTTP/1.1\r\nHost: localhost:%d\r\n\r\n" % port)
         until(lambda: server.server_state.connections)
         until(lambda: not server.server_state.connections)
@@ -164,7 +162,7 @@ def test_slow__answers_that_nobody_reads_are_dropped():
 
 def test_connections__so_many_at_once():
     with listening(connections=3) as (port, server):
-        held = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(3)]
+        held = [connected(port) for _ in range(3)]
         until(lambda: len(server.server_state.connections) == 3)
         assert talk(port, b"").startswith(b"HTTP/1.1 503 ")
         held.pop().close()

@@ -8,7 +8,7 @@ import pytest
 from broadsight.app.door import ALIAS, API, MOST_JSON, Door, hiding
 from broadsight.app.uploads import Storage
 
-from .conftest import keeping
+from .conftest import asked, keeping
 
 EVENT = f"{API}/call/predict"
 
@@ -25,33 +25,15 @@ def knock(tmp_path):
     door = Door(inner, Storage(tmp_path, 20_000), most_bytes=1000)
 
     def call(path, body=b"", method=None, headers=(), host="localhost:7860", pieces=1):
-        method = method or ("POST" if body else "GET")
-        sent, step = [], max(1, -(-len(body) // pieces))
-        parts = [body[at : at + step] for at in range(0, len(body), step)] or [b""]
-        waiting = [
-            {"type": "http.request", "body": part, "more_body": place < len(parts) - 1}
-            for place, part in enumerate(parts)
-        ]
-
-        async def receive():
-            return waiting.pop(0)
-
+        step = max(1, -(-len(body) // pieces))
+        parts = [body[at : at + step] for at in range(0, len(body), step)]
         given = [(b"host", host.encode()), *headers]
-        scope = dict(type="http", path=path, method=method, headers=given, server=("127.0.0.1", 7860))
-        asyncio.run(door(scope, receive, keeping(sent)))
-        return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
+        return asked(door, path, *parts, headers=given, method=method or ("POST" if body else "GET"))
 
     return call
 
 
 PAGES = ["/", "/config", "/theme.css", "/assets/a/b.js", f"{API}/queue/data", f"{API}/info"]
-
-
-@pytest.mark.parametrize("path", PAGES)
-def test_door__the_page_itself(knock, path):
-    status, _, headers = knock(path)
-    assert status == 200
-    assert headers[b"x-content-type-options"] == b"nosniff"
 
 
 # Routes of Gradio's that the page needs, and others
@@ -62,9 +44,12 @@ OTHERS += ["startup-events", "stream/x", "deep_link", "queue/data/x", "monitorin
 LONG = "a" * 3000
 
 
-@pytest.mark.parametrize("path", [*(f"{API}/{route}" for route in OTHERS), "/docs", f"/{LONG}", f"/static/{LONG}"])
-def test_door__nothing_else(knock, path):
-    assert knock(path)[0] == 404
+def test_door__the_page_itself_and_nothing_else(knock):
+    for path in PAGES:
+        status, _, headers = knock(path)
+        assert status == 200 and headers[b"x-content-type-options"] == b"nosniff"
+    for path in (*(f"{API}/{route}" for route in OTHERS), "/docs", f"/{LONG}", f"/static/{LONG}"):
+        assert knock(path)[0] == 404, path
     assert knock("/", method="PUT")[0] == knock("/config", method="DELETE")[0] == 404
 
 
@@ -78,16 +63,8 @@ def test_door__other_sites_and_names_get_nothing(knock, path):
 
 def test_door__files_of_its_folder_alone(knock, tmp_path):
     assert knock(f"{API}/file={tmp_path}/a/b.png")[0] == 200
-    outside = [
-        "/etc/passwd",
-        "etc/passwd",
-        "",
-        "//etc/passwd",
-        "http://127.0.0.1/",
-        f"{tmp_path}/../x",
-        f"{tmp_path}x/a",
-    ]
-    for path in outside:
+    outside = ["/etc/passwd", "etc/passwd", "", "//etc/passwd", "http://127.0.0.1/", f"{tmp_path}/../x"]
+    for path in (*outside, f"{tmp_path}x/a"):
         assert knock(f"{API}/file={path}")[0] == 403
 
 
@@ -96,6 +73,8 @@ def test_door__events_come_through_whole(knock, tmp_path):
     assert knock(EVENT, body, pieces=3)[:2] == (200, body)
     assert knock(f"{API}/queue/join", body)[:2] == (200, body)
     assert knock(EVENT, b'{"data": [null]}')[0] == 200
+    assert knock(EVENT, b"no json")[0] == knock(EVENT, b"[" * 100_000)[0] == 400
+    assert knock(EVENT, b" " * (MOST_JSON + 1), pieces=4)[0] == 413
     twice = b'{"path": "/etc/passwd", "path": "%s/a.png"}' % str(tmp_path).encode()
     assert knock(EVENT, twice)[1] == b'{"path": "%s/a.png"}' % str(tmp_path).encode()  # nobody sees the other one
 
@@ -109,26 +88,26 @@ PATHS += ["HTTPS://example.com/a.png", " http://example.com", "", 7, {"path": "x
 def test_door__no_path_and_no_address_for_an_image(knock, path, address):
     for data in ([{"path": path}], [[{"deep": [{"path": path, "meta": {"_type": "gradio.FileData"}}]}]]):
         status, body, _ = knock(f"{API}/{address}", json.dumps({"data": data}).encode())
-        assert status == 400
-        assert b"must be uploaded" in body
-
-
-def test_door__what_is_no_event(knock):
-    assert knock(EVENT, b"no json")[0] == 400
-    assert knock(EVENT, b"[" * 100_000)[0] == 400
-    assert knock(EVENT, b" " * (MOST_JSON + 1), pieces=4)[0] == 413
+        assert status == 400 and b"must be uploaded" in body
 
 
 def test_door__uploads_say_how_long_they_are(knock):
-    def upload(*headers):
-        return knock(f"{API}/upload", b"x", headers=headers)[0]
+    length, chunked = b"content-length", (b"transfer-encoding", b"chunked")
+    for headers, status in (
+        ([(length, b"500")], 200),
+        ([(b"Content-Length", b"500")], 200),
+        ([(length, b"1000000")], 413),
+        ([], 411),
+        ([chunked], 411),
+        ([(length, b"-5")], 400),
+        ([(length, b"500"), chunked], 400),
+    ):
+        assert knock(f"{API}/upload", b"x", headers=headers)[0] == status
 
-    assert upload((b"content-length", b"500")) == 200
-    assert upload((b"Content-Length", b"500")) == 200
-    assert upload((b"content-length", b"1000000")) == 413
-    assert upload() == upload((b"transfer-encoding", b"chunked")) == 411
-    assert upload((b"content-length", b"-5")) == 400
-    assert upload((b"content-length", b"500"), (b"transfer-encoding", b"chunked")) == 400
+
+async def pass_on(messages, send):
+    for message in messages:
+        await send(message)
 
 
 def test_door__visitors_know_the_folder_by_another_name(tmp_path):
@@ -139,18 +118,14 @@ def test_door__visitors_know_the_folder_by_another_name(tmp_path):
     for path in (f"{ALIAS}/../../etc/passwd", f"{ALIAS}x/a", ALIAS, f"{ALIAS}//../.."):
         assert door.read_event(json.dumps({"path": path}).encode())[0][0] == 400
     for kind, pieces in (("application/json", 7), ("text/html; charset=utf-8", 3), ("text/event-stream", 9)):
-        sent = []
+        sent, text = [], f'{{"path": "{tmp_path}/a.png"}}\n\n"{tmp_path}"\n'.encode()
+        headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(text))]
+        messages = [{"type": "http.response.start", "status": 200, "headers": headers}]
+        for at in range(0, len(text), pieces):
+            more = at + pieces < len(text)
+            messages.append({"type": "http.response.body", "body": text[at : at + pieces], "more_body": more})
 
-        async def answer(kind=kind, pieces=pieces, sent=sent):
-            text = f'{{"path": "{tmp_path}/a.png"}}\n\n"{tmp_path}"\n'.encode()
-            out = hiding(keeping(sent), door._hide)
-            headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(text))]
-            await out({"type": "http.response.start", "status": 200, "headers": headers})
-            for at in range(0, len(text), pieces):
-                more = at + pieces < len(text)
-                await out({"type": "http.response.body", "body": text[at : at + pieces], "more_body": more})
-
-        asyncio.run(answer())
+        asyncio.run(pass_on(messages, hiding(keeping(sent), door._hide)))
         body = b"".join(message["body"] for message in sent[1:])
         assert body == f'{{"path": "{ALIAS}/a.png"}}\n\n"{ALIAS}"\n'.encode()
         assert sent[0]["headers"] == [(b"content-type", kind.encode())]  # the length was another

@@ -7,10 +7,9 @@ import pytest
 from broadsight.app.gate import Gate, allowed_names, without_paths
 from tests.training.small_runs import refusal
 
-from .conftest import keeping
+from .conftest import asked, keeping
 
-PORT = 7860
-OWN = f"http://localhost:{PORT}"
+OWN = "http://localhost:7860"
 
 
 async def inner(scope, receive, send):
@@ -22,18 +21,10 @@ async def inner(scope, receive, send):
 
 def knock(*headers, host="localhost:7860", path="/x", method="GET", version="1.1", address="127.0.0.1", allowed=()):
     """Status, body and headers of the answer to a request; `host` may be None or a list."""
-    gate, sent = Gate(inner, allowed=allowed_names(",".join(allowed)), pages=("/",)), []
+    gate = Gate(inner, allowed=allowed_names(",".join(allowed)), pages=("/",))
     hosts = [host] if isinstance(host, str) else host or []
     given = [(b"host", one.encode()) for one in hosts] + [(name.encode(), value.encode()) for name, value in headers]
-    scope = dict(type="http", path=path, method=method, headers=given, http_version=version, server=(address, PORT))
-
-    asyncio.run(gate(scope, None, keeping(sent)))
-    return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
-
-
-@pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1:7860", "[::1]:7860", "LocalHost:7860"])
-def test_host__names_of_this_computer(host):
-    assert knock(host=host)[0] == 200
+    return asked(gate, path, headers=given, method=method, address=address, version=version)
 
 
 NAMES = ["localhost.", "evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "0.0.0.0", "127.1"]
@@ -43,12 +34,11 @@ HOSTS += [f"localhost:{port}" for port in ("", "80", "07860", "7860:7860", "7860
 HOSTS += ["localhost:7860@evil.example", "http://localhost:7860", "localhost:\uff17\uff18\uff16\uff10"]
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_host__all_others_are_refused(host):
-    assert knock(host=host)[0] == 403
-
-
-def test_host__exactly_one():
+def test_host__one_name_of_this_computer():
+    for host in ("localhost:7860", "127.0.0.1:7860", "[::1]:7860", "LocalHost:7860"):
+        assert knock(host=host)[0] == 200
+    for host in HOSTS:
+        assert knock(host=host)[0] == 403, host
     assert knock(host=None)[0] == knock(host=None, version="1.0")[0] == 400
     assert knock(host=["localhost:7860"] * 2)[0] == knock(host=["localhost:7860", "evil.example"])[0] == 400
 
@@ -63,11 +53,10 @@ def test_host__the_address_that_the_connection_came_to_and_names_that_are_given(
     assert knock(host="192.168.1.5:7860", address="192.168.1.5")[0] == 200
     assert knock(host="[fe80::1]:7860", address="fe80::1")[0] == 200
     assert knock(host="192.168.1.6:7860", address="192.168.1.5")[0] == 403
-    given = ["GPU.example", "other:9000"]
-    for host, status in [("gpu.example", 200), ("gpu.example:7860", 200), ("gpu.example:81", 403)]:
-        assert knock(host=host, allowed=given)[0] == status
-    for host, status in [("other:9000", 200), ("other", 403), ("other:7860", 403), ("a.gpu.example", 403)]:
-        assert knock(host=host, allowed=given)[0] == status
+    statuses = {"gpu.example": 200, "gpu.example:7860": 200, "gpu.example:81": 403, "a.gpu.example": 403}
+    statuses |= {"other:9000": 200, "other": 403, "other:7860": 403}
+    for host, status in statuses.items():
+        assert knock(host=host, allowed=["GPU.example", "other:9000"])[0] == status
     for wrong in ("http://gpu.example", "*", "a,,b", "a b", "gpu.example:99999", "gpu.example/"):
         assert "expected a host name" in refusal(lambda wrong=wrong: allowed_names(wrong))
 

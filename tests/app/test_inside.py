@@ -30,8 +30,7 @@ def looked():
 
 def test_looked__by_depth_and_title(looked):
     assert looked.depths == 3
-    assert [one.title for one in looked.at(0)] == ["a", "b"]
-    assert [one.depth for one in looked.at(99)] == [2, 2]
+    assert [one.title for one in looked.at(0)] == ["a", "b"] and [one.depth for one in looked.at(99)] == [2, 2]
     assert looked.one(0, "b") is looked.looks[1]
     assert looked.one(2, "a") is looked.looks[2]  # no such title there: the first
     for depth in (None, "x", float("nan"), -3):
@@ -47,33 +46,28 @@ def test_described__layer_depth_scale_and_note(looked):
     assert "dark blue" not in described(replace(flat, form="mask", values=torch.ones(4, 4, dtype=torch.bool)), 1)
 
 
-def test_view__is_what_the_model_sees(tmp_path):
-    classifier = open_classifier(leave_run(tmp_path / "run", crop_pct=0.5)[0])
-    pixels = np.zeros((40, 80, 3), np.uint8)
-    pixels[10:30, 30:50] = 255  # the middle half of the shorter side
-    seen = np.asarray(view_of(classifier, Image.fromarray(pixels), 64))
-    assert seen[8:-8, 8:-8].min() > 250  # the edge is mixed with what lies beyond
-    assert seen.min() > 100
-
-
-def test_view__has_the_proportions_of_the_transform(tmp_path):
-    classifier = open_classifier(leave_run(tmp_path / "run", crop_pct=0.875)[0])
+@pytest.mark.parametrize("crop", [0.5, 0.875])
+def test_view__is_what_the_model_sees(tmp_path, crop):
+    classifier = open_classifier(leave_run(tmp_path / "run", crop_pct=crop)[0])
     gradient = np.linspace(0, 255, 96).astype(np.uint8)
     image = Image.fromarray(np.stack([np.tile(gradient, (96, 1))] * 3, -1))
     seen = np.asarray(classifier.transforms.build(training=False)(image)).astype(float)  # 3 32 32
     shown = np.asarray(view_of(classifier, image, 32)).astype(float)
     assert np.abs(seen[0] - shown[..., 0]).max() < 6
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[10:30, 30:50] = 255  # the middle half of the shorter side
+    half = np.asarray(view_of(classifier, Image.fromarray(pixels), 64))
+    assert half[32, 32].min() > 250 and (half.min() > 100) == (crop == 0.5)  # its edge is mixed with what lies beyond
 
 
-def test_look__maps_of_the_one_kind(model):
+def test_look__maps_of_one_kind_with_the_names_of_classes(model):
     found = look(model, PHOTO, "map-tokens")
     assert {one.kind for one in found.looks} == {"map-tokens"}
     assert found.view.size == (looking.SIDE, looking.SIDE) and overlay(found.view, found.looks[0]).mode == "RGB"
-
-
-def test_look__classes_by_their_names(model):
-    found = look(model, PHOTO, "gradcam", 3)
-    assert {one.title for one in found.looks} == {"class 3, butterfly"}
+    assert {one.title for one in look(model, PHOTO, "gradcam", 3).looks} == {"class 3, butterfly"}
+    assert "has no Super tokens maps; it has Grad-CAM" in refusal(lambda: look(model, PHOTO, "super-tokens"))
+    dense = Candidate("seg", "seg", True, object())  # ty: ignore[invalid-argument-type]
+    assert "does not classify" in refusal(lambda: look(dense, PHOTO, "gradcam"))
 
 
 def test_look__leaves_the_model_as_it_was(model):
@@ -85,26 +79,13 @@ def test_look__leaves_the_model_as_it_was(model):
     assert not any(parameter.requires_grad for parameter in model.run.model.parameters())
 
 
-def test_look__a_kind_that_it_lacks(model):
-    assert "has no Super tokens maps; it has Grad-CAM" in refusal(lambda: look(model, PHOTO, "super-tokens"))
-
-
-def test_kinds__every_one_has_a_name():
+def test_choices__of_kinds_and_classes(model):
     from broadsight.explanation.inside import KINDS
 
     assert set(KINDS) == set(looking.KINDS)
     assert kind_called("MAP tokens") == "map-tokens"
-    for words in ("map-tokens", None, 3, ["Grad-CAM"]):
-        assert "no such kind" in refusal(lambda words=words: kind_called(words))
-
-
-def test_class__by_choice(model):
     assert classes_of(model)[:2] == [LIKELY, "0: crab"]
     assert [class_called(model, words) for words in (None, LIKELY, "3: butterfly")] == [None, None, 3]
-    for words in ("crab", "99: crab", 3, ["0: crab"]):
+    for words in ("map-tokens", 3, "crab", "99: crab", ["Grad-CAM"], ["0: crab"]):
+        assert "no such kind" in refusal(lambda words=words: kind_called(words))
         assert "no such class" in refusal(lambda words=words: class_called(model, words))
-
-
-def test_look__dense_runs_have_none():
-    one = Candidate("seg", "seg", True, object())  # ty: ignore[invalid-argument-type]
-    assert "does not classify" in refusal(lambda: look(one, PHOTO, "gradcam"))

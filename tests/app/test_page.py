@@ -23,8 +23,6 @@ from .test_door import NEEDED, OTHERS
 NO_GRADIO = pytest.mark.skipif(find_spec("gradio") is None, reason="the page needs gradio")
 pytestmark = [pytest.mark.slow, NO_GRADIO]
 
-META = {"_type": "gradio.FileData"}
-
 
 @pytest.fixture(scope="module")
 def browser(address):
@@ -54,19 +52,19 @@ def call(browser, event: str, *data):
 
 
 def sent(path: str) -> dict:
-    return {"path": path, "meta": META}
+    return {"path": path, "meta": {"_type": "gradio.FileData"}}
 
 
-def test_page__says_that_weights_are_random(browser):
+def given(browser, content: Image.Image | bytes) -> dict:
+    """An image as an event names it, after its upload."""
+    return sent(upload(browser, content if isinstance(content, bytes) else png(content)).json()[0])
+
+
+def test_predict__what_the_model_says_and_that_weights_are_random(browser, candidates):
     text = browser.get("/").text
-    assert "Untrained: resnet10t-map (untrained)." in text
-    assert "broadsight train" in text
+    assert "Untrained: resnet10t-map (untrained)." in text and "broadsight train" in text
     assert "fonts.googleapis" not in text
-
-
-def test_predict__what_the_model_says(browser, candidates):
-    path = upload(browser, png(sample(3))).json()[0]
-    status, (html,) = call(browser, "predict", sent(path), candidates.names, 0.5)
+    status, (html,) = call(browser, "predict", given(browser, sample(3)), candidates.names, 0.5)
     assert status == 200 and shares(html) == expected(candidates.given.values(), sample(3))
     assert html.count("random weights") == 1
 
@@ -77,8 +75,7 @@ def test_predict__everybody_gets_their_own(browser, candidates):
 
     def ask(place: int):
         with client_of(browser.base_url) as own:
-            path = upload(own, png(sample(place))).json()[0]
-            return shares(call(own, "predict", sent(path), ["mine"], 0.5)[1][0])
+            return shares(call(own, "predict", given(own, sample(place)), ["mine"], 0.5)[1][0])
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(ask, [*range(6), *range(6)])) == wanted * 2
@@ -92,9 +89,9 @@ def test_paths_and_addresses__are_not_opened(browser, event):
 
 
 def test_addresses__beside_a_path_are_not_looked_at(browser):
-    path = upload(browser, png(sample(0))).json()[0]
+    photo = given(browser, sample(0))
     for url in ("http://127.0.0.1:1/a.png", "data:image/png;base64,AAAA", "file:///etc/passwd"):
-        status, found = call(browser, "predict", sent(path) | {"url": url}, ["mine"], 0.5)
+        status, found = call(browser, "predict", photo | {"url": url}, ["mine"], 0.5)
         assert status == 200 and "bs-card" in found[0]
 
 
@@ -107,38 +104,33 @@ def test_files__only_uploads_are_served(browser, candidates):
         assert browser.get(f"/gradio_api/file={path}").status_code == 403
 
 
-def test_uploads__limits_hold_on_the_server(browser):
-    assert upload(browser, b"x" * 2**20).status_code == 200
-    assert upload(browser, b"x" * (2**20 + 2**16 + 1)).status_code == 413
-    assert upload(browser, b"x" * (2**20 + 1000)).status_code == 413
-
-
-def test_uploads__that_are_no_images(browser):
+def test_uploads__that_are_too_long_or_no_images(browser):
+    for length, status in ((2**20, 200), (2**20 + 2**16 + 1, 413), (2**20 + 1000, 413)):
+        assert upload(browser, b"x" * length).status_code == status
     bomb = png_header(30_000, 30_000)
     for content, words in ((b"no image", "not an image"), (b"", "not an image"), (bomb, "at most 40 million")):
-        path = upload(browser, content).json()[0]
+        photo = given(browser, content)
         for event, rest in (("predict", (["mine"], 0.5)), ("look", ("mine", "Grad-CAM", None, None))):
-            error = call(browser, event, sent(path), *rest)[1]
+            error = call(browser, event, photo, *rest)[1]
             assert words in error and "Traceback" not in error and "\n" not in error
 
 
 def test_names__only_those_of_the_lists(browser):
-    path = upload(browser, png(sample(0))).json()[0]
+    photo = given(browser, sample(0))
     for names in (["../../x"], ["hf-hub:timm/resnet18"], "mine", None, [["mine"]], ["mine"] * 200, {"a": 1}):
-        assert "choose from" in call(browser, "predict", sent(path), names, 0.5)[1]
+        assert "choose from" in call(browser, "predict", photo, names, 0.5)[1]
     for name in ("hf-hub:timm/resnet18", "local-dir:/etc", "/etc/passwd", "resnet18.a1_in1k", 5):
         assert "choose from" in call(browser, "compare", ["mine"], [name], "latency", "accuracy")[1]
     assert "expected at most 6" in call(browser, "compare", ["mine"], ["test_resnet"] * 6, "latency", "accuracy")[1]
 
 
 def test_look__a_map_is_served_and_leafed_through(browser):
-    path = upload(browser, png(sample(1))).json()[0]
-    status, found = call(browser, "look", sent(path), "resnet10t-map (untrained)", "Grad-CAM", "4: rocket", None)
+    asked = given(browser, sample(1)), "resnet10t-map (untrained)", "Grad-CAM", "4: rocket", None
+    status, found = call(browser, "look", *asked)
     assert status == 200
     image = next(part for part in found if isinstance(part, dict) and "path" in part)
     drawn = Image.open(io.BytesIO(browser.get(f"/gradio_api/file={image['path']}").content))
-    assert drawn.size == (640, 640)
-    assert len(drawn.convert("L").getcolors()) > 50
+    assert drawn.size == (640, 640) and len(drawn.convert("L").getcolors()) > 50
 
 
 def test_compare__figures_of_any_model_of_timm(browser):

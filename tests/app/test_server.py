@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from broadsight.app.server import check_megabytes, free_port, is_loopback
+from broadsight.app.server import checked, free_port, is_loopback
 from tests.training.small_runs import refusal
 
 
@@ -16,20 +16,15 @@ def taken():
         yield one.getsockname()[1]
 
 
-def test_port__the_one_asked_for_or_an_error(taken):
-    assert f"--port {taken} is taken" in refusal(lambda: free_port("127.0.0.1", taken))
-    for port in (0, -1, 65536):
-        assert "expected 1 to 65535" in refusal(lambda port=port: free_port("127.0.0.1", port))
-
-
-def test_port__else_the_next_that_is_free(taken, monkeypatch):
+def test_port__the_one_asked_for_or_an_error_else_the_next_that_is_free(taken, monkeypatch):
+    for host, port, words in (
+        ("127.0.0.1", taken, f"--port {taken} is taken"),
+        ("127.0.0.1", 0, "expected 1 to 65535"),
+        ("no.such.host.invalid", 7860, "no address of this computer"),
+    ):
+        assert words in refusal(lambda host=host, port=port: free_port(host, port))
     monkeypatch.setattr("broadsight.app.server.PORT", taken)
     assert taken < free_port("127.0.0.1", None) < taken + 100
-
-
-def test_host__must_be_of_this_computer():
-    assert "no address of this computer" in refusal(lambda: free_port("203.0.113.7", None))
-    assert "no address of this computer" in refusal(lambda: free_port("no.such.host.invalid", 7860))
 
 
 def test_loopback__is_this_computer_alone():
@@ -38,6 +33,6 @@ def test_loopback__is_this_computer_alone():
 
 
 def test_megabytes__a_number_that_limits():
-    check_megabytes(0.5)
+    assert checked("127.0.0.1", None, 0.5, None, "a, B:9")[1:] == (500, {"a", "b:9"})
     for value in (0, -1, float("nan"), float("inf")):
-        assert "expected MB" in refusal(lambda value=value: check_megabytes(value))
+        assert "expected MB" in refusal(lambda value=value: checked("127.0.0.1", None, value, None, ""))

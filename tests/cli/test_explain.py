@@ -11,10 +11,9 @@ from PIL import Image
 from broadsight.cli.main import main
 from broadsight.data.decoding import NO_IMAGE
 from broadsight.data.scenes import Scenes, draw_scene
-from broadsight.explanation.files import Wanted, unique_stems
 from broadsight.explanation.inside import look_inside
 from broadsight.explanation.overlay import overlay
-from broadsight.explanation.run import class_index, explain_images, look_at
+from broadsight.explanation.run import Wanted, class_index, explain_images, look_at, unique_stems
 from broadsight.runs.classifier import open_classifier
 
 VIT = ["test_vit", "--no-pretrained", "--size", "32", "--model-args", "num_classes=4"]

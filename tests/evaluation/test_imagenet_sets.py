@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from broadsight.evaluation import imagenet_sets
-from broadsight.evaluation.imagenet_sets import SETS, find_sets, indices_of, open_set, recognise
+from broadsight.evaluation.imagenet_sets import SETS, find_sets, indices_of, open_set
 from broadsight.runs.names import imagenet_names, synsets
 
 # Written down, not computed: the first two and the last of their 200 classes.
@@ -48,12 +49,22 @@ def family(tmp_path_factory) -> Path:
     return root
 
 
+def wrong(path: Path, name: str, *words: str) -> None:
+    with pytest.raises(ValueError) as error:
+        open_set(path, name)
+    for word in words:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def held(path: Path) -> list[str]:
+    """The sets that a folder holds."""
+    return list(find_sets(path))
+
+
 def labels(found) -> dict[str, int]:
     """By class folder."""
     return {name.partition("/")[0]: found.source.label(row) for row, name in enumerate(found.source.names)}
-
-
-# --- classes -------------------------------------------------------------------------------------------------------
 
 
 def test_classes__by_hand():
@@ -61,13 +72,6 @@ def test_classes__by_hand():
     assert synsets()[0] == "n01440764" and synsets()[999] == "n15075141"
     assert imagenet_names()[0] == "tench" and imagenet_names()[207] == "golden retriever"
     assert imagenet_names()[134] == "crane (n02012849)" and imagenet_names()[517] == "crane (n03126707)"
-
-
-def test_subsets__by_hand():
-    for subset, ends in (("a", A_ENDS), ("r", R_ENDS)):
-        names = wnids(subset)
-        assert len(names) == 200 and {names[0], names[1], names[-1]} == ends.keys()
-        assert {name: synsets().index(name) for name in ends} == ends
 
 
 def test_indices_of():
@@ -80,25 +84,23 @@ def test_indices_of():
     assert indices_of([*map(str, range(999)), "1000"]) is None
 
 
-# --- the sets ------------------------------------------------------------------------------------------------------
-
-
 def test_imagenet(family):
     found = open_set(family / "val", "imagenet")
-    assert (found.name, found.title) == ("imagenet", "ImageNet") == (recognise(family / "val"), "ImageNet")
+    assert (found.name, found.title) == ("imagenet", "ImageNet")
+    assert held(family / "val") == ["imagenet", "imagenet-real"]
     assert labels(found) == {name: place for place, name in enumerate(synsets())}
     assert found.kept is None and found.accepted is None
     assert found.source.classes == synsets() and len(found.source) == 1000
     assert found.notes == (f"{family / 'val'} has 1,000 images; ImageNet has 50,000",)
 
 
-@pytest.mark.parametrize(
-    ("which", "name"),
-    [("matched-frequency", None), ("threshold-0.7", "imagenet-v2"), ("top-images", "imagenet-v2-top-images")],
-)
-def test_v2__numbers_by_value(family, which, name):
-    found = open_set(family / SETS[f"imagenet-v2-{which}"].folder, name)
-    assert (found.name, found.title) == (f"imagenet-v2-{which}", f"ImageNet-V2 {which}")
+@pytest.mark.parametrize("which", ["matched-frequency", "threshold-0.7", "top-images"])
+def test_v2__numbers_by_value(family, which):
+    name = f"imagenet-v2-{which}"
+    folder = family / SETS[name].folder
+    assert held(folder) == [name] and open_set(folder, name).path == folder
+    found = open_set(folder, "imagenet-v2")
+    assert (found.name, found.title) == (name, f"ImageNet-V2 {which}")
     assert labels(found) == {str(number): number for number in range(1000)}
     assert found.source.name(10) == "10/0.jpg" and found.source.classes[found.source.label(10)] == synsets()[10]
     assert found.kept is None
@@ -106,17 +108,19 @@ def test_v2__numbers_by_value(family, which, name):
 
 def test_v2__which_of_them(family, tmp_path):
     (tmp_path / "x").symlink_to(family / "imagenetv2-matched-frequency-format-val")
-    assert open_set(tmp_path / "x").title == "ImageNet-V2" and recognise(tmp_path / "x") == "imagenet-v2"
+    assert held(tmp_path / "x") == ["imagenet-v2"] and open_set(tmp_path / "x", "imagenet-v2").title == "ImageNet-V2"
     assert open_set(tmp_path / "x", "imagenet-v2-top-images").title == "ImageNet-V2 top-images"  # its user knows
     text = "is ImageNet-V2 threshold-0.7 by its names, not ImageNet-V2 top-images; give the unpacked imagenetv2-top-"
-    with pytest.raises(ValueError, match=text):
-        open_set(family / "imagenetv2-threshold0.7-format-val", "imagenet-v2-top-images")
+    wrong(family / "imagenetv2-threshold0.7-format-val", "imagenet-v2-top-images", text)
 
 
 @pytest.mark.parametrize(("subset", "ends"), [("a", A_ENDS), ("r", R_ENDS)])
 def test_a_and_r__keep_200_classes(family, subset, ends):
-    found = open_set(family / f"imagenet-{subset}")
-    assert found.name == f"imagenet-{subset}" and found.title == f"ImageNet-{subset.upper()}"
+    names = wnids(subset)
+    assert len(names) == 200 and {names[0], names[1], names[-1]} == ends.keys()
+    assert {name: synsets().index(name) for name in ends} == ends
+    found = open_set(family / f"imagenet-{subset}", f"imagenet-{subset}")
+    assert held(family / f"imagenet-{subset}") == [found.name] and found.title == f"ImageNet-{subset.upper()}"
     assert found.kept.shape == (200,) and (np.diff(found.kept) > 0).all() and set(ends.values()) <= set(found.kept)
     assert ends.items() <= labels(found).items()
     assert sorted(found.source.labels) == found.kept.tolist()
@@ -126,53 +130,34 @@ def test_a_and_r__keep_200_classes(family, subset, ends):
 
 
 def test_sketch__told_by_its_images_or_its_name(family, tmp_path):
-    assert recognise(family / "sketch") == "imagenet-sketch"
     (tmp_path / "other").symlink_to(family / "sketch")
-    found = open_set(tmp_path / "other")
-    assert found.title == "ImageNet-Sketch" and found.kept is None and labels(found)["n15075141"] == 999
     (tmp_path / "ImageNet_Sketch").symlink_to(family / "train")
-    assert recognise(tmp_path / "ImageNet_Sketch") == "imagenet-sketch" and recognise(family / "train") == "imagenet"
-    with pytest.raises(
-        ValueError, match=r"is ImageNet-Sketch by its names, not ImageNet;.* or name it imagenet-sketch"
-    ):
-        open_set(tmp_path / "other", "imagenet")
+    for folder in (family / "sketch", tmp_path / "other", tmp_path / "ImageNet_Sketch"):
+        assert held(folder) == ["imagenet-sketch"]
+    assert held(family / "train") == ["imagenet"]
+    found = open_set(tmp_path / "other", "imagenet-sketch")
+    assert found.title == "ImageNet-Sketch" and found.kept is None and labels(found)["n15075141"] == 999
+    wrong(
+        tmp_path / "other", "imagenet", "is ImageNet-Sketch by its names, not ImageNet;", "or name it imagenet-sketch"
+    )
 
 
 def test_images_are_read(family, tmp_path):
-    folder = tmp_path / "n01443537"
-    folder.mkdir()
-    Image.new("RGB", (8, 8), (255, 0, 0)).save(folder / "goldfish.png")
-    found = open_set(tmp_path, channels=1)
+    shutil.copytree(family / "imagenet-a", tmp_path / "a")
+    (tmp_path / "a" / "n01498041" / "0.jpg").unlink()
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "a" / "n01498041" / "ray.png")
+    found = open_set(tmp_path / "a", "imagenet-a", channels=1)
     assert found.source.open(0).mode == "L" and found.source.open(0).size == (8, 8)
 
 
-def test_part_of_imagenet(tmp_path):
-    fill(tmp_path / "some", ["n01443537", "n15075141"])
-    (tmp_path / "some" / "n01440764").mkdir()
-    found = open_set(tmp_path / "some")
-    assert found.name == "imagenet-part" and found.title == "2 of ImageNet's classes"
-    assert labels(found) == {"n01443537": 1, "n15075141": 999} and found.kept is None
-    assert found.notes[0].endswith("class folders without images are left out: n01440764")
-    assert found.notes[1].endswith("some has 2 of ImageNet's 1,000 classes; all 1,000 compete")
-    assert recognise(tmp_path / "some") is None
-    fill(tmp_path / "imagenet-a", wnids("a")[:150])
-    assert "150 of ImageNet's 1,000 classes, so it is not ImageNet-A;" in open_set(tmp_path / "imagenet-a").notes[0]
-    fill(tmp_path / "root" / "val", ["n01443537"])
-    fill(tmp_path / "root" / "train", ["n01443537"])
-    assert open_set(tmp_path / "root").path == tmp_path / "root" / "val"
-
-
-def test_part_of_imagenet__of_validation_images_is_no_set(tmp_path):
-    for subset in "ar":  # the same class folders, other images
-        path = fill(tmp_path / f"imagenet-{subset}", wnids(subset), "ILSVRC2012_val_00000001.JPEG")
-        assert recognise(path) is None and open_set(path).name == "imagenet-part"
-        with pytest.raises(ValueError, match=f"has ImageNet-{subset.upper()}'s class folders, but images of the val"):
-            open_set(path, f"imagenet-{subset}")
+def test_part_of_imagenet__is_no_set(tmp_path):
+    for subset in "ar":  # the same class folders, but images of the validation set
+        path = fill(tmp_path / subset, wnids(subset), "ILSVRC2012_val_00000001.JPEG")
+        assert held(path) == []
+        title = f"ImageNet-{subset.upper()}"
+        wrong(path, f"imagenet-{subset}", f"has {title}'s class folders, but images of the validation set; give")
     path = fill(tmp_path / "few", ["n01440764", "n01443537"], "ILSVRC2012_val_00000001.JPEG")
-    assert recognise(path) is None  # nor is the first class folder ReaL
-
-
-# --- ReaL ----------------------------------------------------------------------------------------------------------
+    assert held(path) == []  # nor is the first class folder ReaL
 
 
 @pytest.fixture
@@ -188,8 +173,8 @@ def test_real__flat_folder(real, tmp_path):
     for number in (1, 2, 3, 4):
         (tmp_path / "val").mkdir(exist_ok=True)
         (tmp_path / "val" / f"ILSVRC2012_val_{number:08}.JPEG").touch()
-    found = open_set(tmp_path / "val", real=real)
-    assert found.name == recognise(tmp_path / "val") == "imagenet-real" and found.title == "ImageNet ReaL"
+    found = open_set(tmp_path / "val", "imagenet-real", real=real)
+    assert held(tmp_path / "val") == [found.name] == ["imagenet-real"] and found.title == "ImageNet ReaL"
     assert list(found.source.names) == [f"ILSVRC2012_val_0000000{number}.JPEG" for number in (1, 3, 4)]
     assert found.accepted == {0: (1,), 1: (2, 5), 2: (999,)}
     assert found.source.labels.tolist() == [1, 2, 999] and found.kept is None
@@ -219,7 +204,7 @@ def test_real__timms_labels(tmp_path):
     for number in range(1, 24):
         (tmp_path / "val" / f"ILSVRC2012_val_{number:08}.JPEG").touch()
     found = open_set(tmp_path, "imagenet-real")
-    assert found.path == tmp_path / "val" and found.name == recognise(tmp_path) == "imagenet-real"
+    assert found.path == tmp_path / "val" and held(tmp_path) == [found.name] == ["imagenet-real"]
     # the second image of the validation set shows an alp and a ski, the third a Shetland sheepdog or a collie
     assert found.accepted[0] == (970, 795) and found.accepted[1] == (230, 231)
     assert found.source.name(0) == "ILSVRC2012_val_00000002.JPEG" and len(found.source) == 21
@@ -227,25 +212,24 @@ def test_real__timms_labels(tmp_path):
 
 
 def test_real__other_names(real, tmp_path):
-    folder = tmp_path / "val"
+    folder, one = tmp_path / "val", "ILSVRC2012_val_00000001"
     folder.mkdir()
-    (folder / "cat.jpg").touch()
-    text = r"has no images called ILSVRC2012_val_00000001\.JPEG and so on, but cat\.jpg; ImageNet ReaL goes by these"
-    with pytest.raises(ValueError, match=text):
-        open_set(folder, "imagenet-real")
-    (folder / "ILSVRC2012_val_00000001.JPEG").touch()
-    (folder / "ILSVRC2012_val_00050001.JPEG").touch()
-    text = r"2 of 3 images in .*val are not called .* to …00050000\.JPEG: ILSVRC2012_val_00050001\.JPEG, cat\.jpg; ReaL"
-    with pytest.raises(ValueError, match=text):
-        open_set(folder, "imagenet-real")
-    (folder / "cat.jpg").unlink()
-    (folder / "ILSVRC2012_val_00050001.JPEG").rename(folder / "ILSVRC2012_val_00000001.png")
-    with pytest.raises(ValueError, match="val has 1 images twice"):
-        open_set(folder, "imagenet-real")
-    (folder / "ILSVRC2012_val_00000001.png").unlink()
-    (folder / "ILSVRC2012_val_00000001.JPEG").rename(folder / "ILSVRC2012_val_00000002.JPEG")
-    with pytest.raises(ValueError, match=r"none of the 1 images in .*val has labels in ImageNet ReaL"):
-        open_set(folder, real=real)
+
+    def refused(*names):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+        with pytest.raises(ValueError) as error:
+            open_set(folder, "imagenet-real", real=real)
+        return str(error.value).replace(str(folder), "val")
+
+    said = refused("cat.jpg")
+    assert said.startswith(f"val has no images called {one}.JPEG and so on, but cat.jpg; ImageNet ReaL goes by these")
+    said = refused("cat.jpg", f"{one}.JPEG", "ILSVRC2012_val_00050001.JPEG")
+    assert said.startswith(f"2 of 3 images in val are not called {one}.JPEG to …00050000.JPEG: ILSVRC2012_val_00050001")
+    assert refused(f"{one}.JPEG", f"{one}.png").startswith("val has 1 images twice")
+    assert refused("ILSVRC2012_val_00000002.JPEG").startswith("none of the 1 images in val has labels in ImageNet ReaL")
 
 
 @pytest.mark.parametrize(
@@ -269,14 +253,6 @@ def test_real__wrong_labels(tmp_path, text, said):
     with pytest.raises(ValueError, match=re.escape(said)) as error:
         open_set(tmp_path, "imagenet-real", real=tmp_path / "real.json")
     assert "\n" not in str(error.value) and str(error.value).startswith(str(tmp_path / "real.json"))
-
-
-def test_real__labels_are_for_real_alone(tmp_path):
-    with pytest.raises(ValueError, match=r"real=r\.json is for imagenet-real, not for imagenet-a"):
-        open_set(tmp_path, "imagenet-a", real="r.json")
-
-
-# --- several -------------------------------------------------------------------------------------------------------
 
 
 def test_find_sets(family, tmp_path):
@@ -311,65 +287,38 @@ def test_find_sets__deeper_broken_and_twice(family, tmp_path):
 def test_one_level_too_high(family, tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "imagenet-a").symlink_to(family / "imagenet-a")
-    assert recognise(tmp_path / "x") == "imagenet-a"
-    for name in (None, "imagenet-a"):
-        assert open_set(tmp_path / "x", name).path == tmp_path / "x" / "imagenet-a"
+    assert find_sets(tmp_path / "x") == {"imagenet-a": tmp_path / "x" / "imagenet-a"}
+    assert open_set(tmp_path / "x", "imagenet-a").path == tmp_path / "x" / "imagenet-a"
     assert open_set(family, "imagenet-v2-top-images").path.name == "imagenetv2-top-images-format-val"
     assert open_set(family, "imagenet").path.name == "val"
-    assert recognise(family) is None
-    with pytest.raises(ValueError, match=r"holds several sets: imagenet-a in imagenet-a/, .*; give the folder of one"):
-        open_set(family)
-    text = r"has several folders of the shape of ImageNet-V2: imagenetv2-matched-frequency-format-val/, .*; give one of"
-    with pytest.raises(ValueError, match=text):
-        open_set(family, "imagenet-v2")
-
-
-# --- wrong shapes --------------------------------------------------------------------------------------------------
-
-
-def wrong(path: Path, name: str | None, *words: str) -> None:
-    with pytest.raises(ValueError) as error:
-        open_set(path, name)
-    for word in words:
-        assert word in str(error.value)
-    assert "\n" not in str(error.value)
+    text = "has several folders of the shape of ImageNet-V2: imagenetv2-matched-frequency-format-val/, "
+    wrong(family, "imagenet-v2", text, "; give one of")
 
 
 def test_wrong__place(tmp_path):
-    wrong(tmp_path / "none", None, "no such folder: ", "none; give the folder of an unpacked set")
+    wrong(tmp_path / "none", "imagenet-a", "no such folder: ", "none; give the folder of an unpacked set")
     (tmp_path / "a.tar").touch()
     wrong(tmp_path / "a.tar", "imagenet-a", "a.tar is a file; unpack it and give the folder")
-    assert recognise(tmp_path / "none") is recognise(tmp_path / "a.tar") is recognise(tmp_path) is None
-    wrong(tmp_path, None, "has no class folders; give the folder of an unpacked set: imagenet, ")
     wrong(tmp_path, "imagenet-r", "has no class folders; ImageNet-R has 200, called n01443537, …; give the unpacked")
     wrong(tmp_path, "imagenet-v2", "has no class folders; ImageNet-V2 has 1,000, called 0 to 999; give")
-    wrong(tmp_path, "imagenet-q", "unknown set 'imagenet-q'; did you mean 'imagenet-", "expected one of imagenet, ")
 
 
-def test_wrong__classes(tmp_path):
-    names = [*wnids("a")[2:], "n00000001"]
-    path = fill(tmp_path / "a", names)
-    wrong(
-        path,
-        "imagenet-a",
-        "a has 199 class folders, 198 of ImageNet-A's 200; missing n01498041, n01531178; not of them n00000001; "
-        "give the unpacked imagenet-a folder",
-    )
-    wrong(
-        path, None, "1 of 199 class folders in ", "are no classes of ImageNet: n00000001; expected synsets such as n01"
-    )
+def test_wrong__classes(family, tmp_path):
+    path = fill(tmp_path / "a", [*wnids("a")[2:], "n00000001"])
+    text = "a has 199 class folders, 198 of ImageNet-A's 200; missing n01498041, n01531178; not of them n00000001; "
+    wrong(path, "imagenet-a", f"{text}give the unpacked imagenet-a folder")
     path = fill(tmp_path / "pets", ["cat", "dog", "bird", "cow", "x"])
-    wrong(
-        path, "imagenet", "has 5 class folders, 0 of ImageNet's 1,000; missing n01440764, n01443537, n01484850 and 997"
-    )
-    wrong(path, "imagenet", "not of them bird, cat, cow and 2 more; give the unpacked val folder")
-    wrong(
-        path, "imagenet-v2", "0 of ImageNet-V2's 1,000, which are called 0 to 999; missing 0, 1, 2 and 997 more; not of"
-    )
+    text = "has 5 class folders, 0 of ImageNet's 1,000; missing n01440764, n01443537, n01484850 and 997"
+    wrong(path, "imagenet", text, "not of them bird, cat, cow and 2 more; give the unpacked val folder")
+    text = "0 of ImageNet-V2's 1,000, which are called 0 to 999; missing 0, 1, 2 and 997 more; not of"
+    wrong(path, "imagenet-v2", text)
     path = fill(tmp_path / "digits", map(str, range(10)))
-    assert recognise(path) is None
-    for name in (None, "imagenet-v2"):
-        wrong(path, name, "digits has 10 class folders, 10 of ImageNet-V2's 1,000", "missing 10, 11, 12 and 987 more")
+    assert held(path) == []
+    text = "digits has 10 class folders, 10 of ImageNet-V2's 1,000"
+    wrong(path, "imagenet-v2", text, "missing 10, 11, 12 and 987 more")
+    text = "is ImageNet-R by its names, not ImageNet-A; give the unpacked imagenet-a"
+    wrong(family / "imagenet-r", "imagenet-a", text, "or name it imagenet-r")
+    wrong(family / "val", "imagenet-sketch", "is ImageNet by its names, not ImageNet-Sketch")
 
 
 def test_wrong__v2(tmp_path):
@@ -378,19 +327,12 @@ def test_wrong__v2(tmp_path):
     (path / "007").rename(path / "1000")
     wrong(path, "imagenet-v2", "; missing 999; not of them 1000; give")
     (path / "1000").rename(path / "999")
-    assert recognise(path) == "imagenet-v2"
+    assert held(path) == ["imagenet-v2"]
     (path / "0" / "0.jpg").rename(path / "0" / "ILSVRC2012_val_00000001.JPEG")
-    for name in (None, "imagenet-v2"):
-        wrong(path, name, "has ImageNet-V2's class folders, but images of the validation set; give the unpacked")
+    text = "has ImageNet-V2's class folders, but images of the validation set; give the unpacked"
+    wrong(path, "imagenet-v2", text)
     for name in ("3", "20"):
         (path / name / "0.jpg").unlink()
     (path / "0" / "ILSVRC2012_val_00000001.JPEG").rename(path / "0" / "0.jpg")
-    wrong(path, None, "has 2 of 1,000 class folders without images: 3, 20; unpack ImageNet-V2 again")
-
-
-def test_wrong__another_set(family):
-    wrong(
-        family / "imagenet-r", "imagenet-a", "is ImageNet-R by its names, not ImageNet-A; give the unpacked imagenet-a"
-    )
-    wrong(family / "imagenet-r", "imagenet-a", "or name it imagenet-r")
-    wrong(family / "val", "imagenet-sketch", "is ImageNet by its names, not ImageNet-Sketch")
+    text = "has 2 of 1,000 class folders without images: 3, 20; unpack ImageNet-V2 again"
+    wrong(path, "imagenet-v2", text)

@@ -16,26 +16,25 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.loading import EvalOrder, SourceDataset, Transforms, load
 from broadsight.data.normalising import Normalise
 from broadsight.data.seeds import mixed
-from broadsight.evaluation.corrupted import Corrupted, as_bytes
 from broadsight.evaluation.predictions import collect
 from broadsight.evaluation.removal import ORDERS, area, checked_saliency, removal_ranks, without
 from broadsight.evaluation.robustness import (
-    SUITES,
-    Choices,
+    Corrupted,
     Row,
+    as_bytes,
     direction,
     occluded,
-    passes_of,
     run_suite,
     stepped,
     summary_of,
 )
-from broadsight.runs.classifier import Classifier
+from broadsight.evaluation.saliency import GradCam
+from broadsight.evaluation.suites import SUITES, Choices, passes_of
 from broadsight.surgery.pooling import swap_pool
 
-QUICK = Choices(
-    corruptions=("contrast", "gaussian_noise"), severities=(1, 5), epsilons=(8,), sides=(0.5,), fractions=(0.5,)
-)
+from .test_saliency import classifier_of
+
+QUICK = Choices(("contrast", "gaussian_noise"), severities=(1, 5), epsilons=(8,), sides=(0.5,), fractions=(0.5,))
 
 
 class Arrays:
@@ -57,8 +56,7 @@ class Arrays:
     def open(self, index):
         if index in self.broken:
             raise UnreadableImage(f"{index}.png: cut short")
-        image = self.images[index]
-        return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+        return Image.fromarray(self.images[index].squeeze())
 
 
 class Linear:
@@ -86,12 +84,6 @@ def bright(size, *places):
     return Arrays(images, [1] * len(places))
 
 
-def classifier_of(model, size=32):
-    transforms = Transforms(size, crop_pct=1.0)
-    normalise = Normalise(transforms.mean, transforms.std)
-    return Classifier("it", "it", model, transforms, None, normalise, {})
-
-
 def noise(count, size, channels=3, classes=10, seed=0):
     random = np.random.default_rng(seed)
     return Arrays(random.integers(0, 256, (count, size, size, channels)), random.integers(0, classes, count))
@@ -99,9 +91,6 @@ def noise(count, size, channels=3, classes=10, seed=0):
 
 def rows_of(suite):
     return [(row.case, row.at, row.top1) for row in suite.rows]
-
-
-# ---- occlusion
 
 
 @pytest.mark.parametrize(
@@ -117,11 +106,9 @@ def rows_of(suite):
 )
 def test_occluded__exactly_the_centre(height, width, side, rows, columns):
     images = torch.rand(2, 3, height, width) + 1
-    expected = images.clone()
+    expected, before = images.clone(), images.clone()
     expected[..., slice(*rows), slice(*columns)] = 0
-    before = images.clone()
-    assert torch.equal(occluded(images, side), expected)
-    assert torch.equal(images, before)
+    assert torch.equal(occluded(images, side), expected) and torch.equal(images, before)
 
 
 def test_occlusion__counted_by_hand():
@@ -131,13 +118,7 @@ def test_occlusion__counted_by_hand():
     assert rows_of(suite) == [("centre", 0, 100), ("centre", 0.25, 75), ("centre", 0.5, 50), ("centre", 0.75, 25)]
     assert suite.summary == {"clean": 100, "half the side": 50}
     assert {row.images for row in suite.rows} == {8}
-    assert "half the side" not in run_suite("occlusion", finds_bright(8), source, choices=QUICK_SIDES).summary
-
-
-QUICK_SIDES = Choices(sides=(1.0,))
-
-
-# ---- attack
+    assert "half the side" not in run_suite("occlusion", finds_bright(8), source, choices=Choices(sides=(1,))).summary
 
 
 def test_direction__is_that_of_the_closed_form():
@@ -164,15 +145,12 @@ def test_direction__is_that_of_the_closed_form():
     assert torch.allclose(step.abs().amax((0, 2, 3)), 8 / 255 / torch.tensor(std), rtol=1e-4)
 
 
-def test_direction__of_two_classes_leads_to_the_other():
+def test_direction__of_two_classes_leads_to_the_other_also_of_a_sure_answer():
     weight = torch.randn(2, 16)
     subject = Linear(weight, [0.0, 0.0], 4)
     signs, _ = direction(subject.logits, torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))
     assert torch.equal(signs.flatten(1), torch.stack([weight[1] - weight[0], weight[0] - weight[1]]).sign())
-
-
-def test_direction__of_a_sure_answer():
-    """In single precision its probability would be 1, and there would be no gradient."""
+    # in single precision its probability would be 1, and there would be no gradient
     subject = Linear(torch.stack([torch.zeros(4), torch.ones(4)]), [0.0, 30.0], 2)
     signs, _ = direction(subject.logits, torch.zeros(1, 1, 2, 2), torch.tensor([1]))
     assert torch.equal(signs, -torch.ones(1, 1, 2, 2))
@@ -193,9 +171,6 @@ def test_fgsm__counted_by_hand(kept):
     assert suite.summary == {"clean": 100, "8/255": 37.5}
 
 
-# ---- removal
-
-
 @pytest.mark.parametrize("shape", [(4, 5), (7, 7)])
 def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
     saliency = torch.rand(3, *shape)
@@ -207,11 +182,9 @@ def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
         count = round(tenth / 10 * pixels)
         gone = without(images, ranks[order], tenth / 10) == 0
         assert (gone[:, 0] == gone[:, 1]).all() and (gone[:, 0].sum((1, 2)) == count).all()
-        for image, mask in zip(saliency, gone[:, 0], strict=True):
-            if order == ORDERS[0] and 0 < count < pixels:
-                assert image[mask].min() >= image[~mask].max()
-            if order == ORDERS[2] and 0 < count < pixels:
-                assert image[mask].max() <= image[~mask].min()
+        if order != "random" and 0 < count < pixels:
+            first = saliency if order == ORDERS[0] else -saliency
+            assert all(one[mask].min() >= one[~mask].max() for one, mask in zip(first, gone[:, 0], strict=True))
     for rank in ranks.values():
         assert (rank.flatten(1).sort(1).values == torch.arange(pixels)).all()
 
@@ -230,34 +203,25 @@ def test_removal__chance_depends_on_the_image_alone():
 
 def test_salient__counted_by_hand():
     source = bright(4, (0, 0), (1, 3), (2, 2), (3, 1))
-    choices = Choices(fractions=(0.25, 0.5))
-    suite = run_suite(
-        "salient",
-        finds_bright(4),
-        source,
-        choices=choices,
-        saliency=lambda images, batch: images[:, 0],
-        batch=3,
-        seed=7,
-    )
-    assert suite.curve("salient first") == [(0, 100), (0.25, 0), (0.5, 0)]
-    assert suite.curve("least salient first") == [(0, 100), (0.25, 100), (0.5, 100)]
+    options = dict(choices=Choices(fractions=(0.25, 0.5)), saliency=lambda images, batch: images[:, 0])
+    suite = run_suite("salient", finds_bright(4), source, **options, batch=3, seed=7)
+    for order, (middle, last) in (("salient first", (0, 0)), ("least salient first", (100, 100))):
+        assert suite.curve(order) == [(0, 100), (0.25, middle), (0.5, last)]
     left = []
     for index, place in enumerate((0, 7, 10, 13)):
         generator = torch.Generator().manual_seed(mixed(7, index))
         torch.randperm(16, generator=generator)  # for ties
         left.append(torch.randperm(16, generator=generator)[place])
-    random = [(0, 100.0), *((at, 100 * sum(rank >= 16 * at for rank in left).item() / 4) for at in (0.25, 0.5))]
-    assert suite.curve("random") == random
-    middle, last = random[1][1], random[2][1]
-    assert suite.summary == {
-        "clean": 100,
-        "area, salient first": 25,  # (100 + 0) / 2 over half of the way, 0 over the rest
-        "area, random": pytest.approx((100 + middle) / 4 + (middle + last) / 4),
-        "area, least salient first": 100,
-        "gap to random": pytest.approx((100 + middle) / 4 + (middle + last) / 4 - 25),
-        "gap to least salient": 75,
-    }
+    middle, last = (100 * sum(rank >= 16 * at for rank in left).item() / 4 for at in (0.25, 0.5))
+    assert suite.curve("random") == [(0, 100.0), (0.25, middle), (0.5, last)]
+    salient, random, least = (
+        25,
+        (100 + middle) / 4 + (middle + last) / 4,
+        100,
+    )  # 25: half of the way falls from 100 to 0
+    areas = dict(zip((f"area, {order}" for order in ORDERS), (salient, random, least), strict=True))
+    gaps = {"gap to random": random - salient, "gap to least salient": least - salient}
+    assert suite.summary == pytest.approx({"clean": 100} | areas | gaps)
 
 
 def test_area__is_the_mean_height():
@@ -279,17 +243,13 @@ def test_saliency__of_a_wrong_kind(found, message):
         checked_saliency(found, torch.zeros(2, 3, 4, 4))
 
 
-# ---- corruptions
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
     source, transforms = noise(5, 40, channels), Transforms(16, channels, crop_pct=0.5, interpolation="bilinear")
     if channels == 1:
         transforms = replace(transforms, mean=(0.5,), std=(0.5,))
     corrupted = Corrupted(source, transforms, "fog", 3, seed=2)
-    order = [3, 0, 4, 1, 2]
-    found = {index: as_bytes(corrupted.open(index)) for index in order}
+    found = {index: as_bytes(corrupted.open(index)) for index in (3, 0, 4, 1, 2)}
     for index in range(5):
         resized = source.open(index).resize((32, 32), Image.Resampling.BILINEAR).crop((8, 8, 24, 24))
         pixels = np.array(resized).reshape(16, 16, channels)
@@ -309,9 +269,9 @@ def test_corruptions__counted_by_hand():
     suite = run_suite("corruptions", subject, source, choices=QUICK, batch=5, seed=3)
     by_hand = {}
     for case, at in [("clean", 0), *itertools.product(("gaussian_noise", "contrast"), (1, 5))]:
-        pixels = [
-            corrupt(image, case, at, seed=mixed(3, index)) if at else image for index, image in enumerate(source.images)
-        ]
+        pixels = list(source.images)
+        if at:
+            pixels = [corrupt(image, case, at, seed=mixed(3, index)) for index, image in enumerate(pixels)]
         images = subject.normalise(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2))
         by_hand[case, at] = 100 * float((subject.logits(images).argmax(1).numpy() == source.labels).mean())
     assert {(row.case, row.at): row.top1 for row in suite.rows} == pytest.approx(by_hand)
@@ -320,44 +280,33 @@ def test_corruptions__counted_by_hand():
     clean, mean = by_hand["clean", 0], (noisy + flat) / 2
     expected = {"clean": clean, "mean": mean, "noise": noisy, "digital": flat, "mean, of clean": 100 * mean / clean}
     assert suite.summary == pytest.approx(expected)
-
-
-def test_corruptions__of_a_model_that_is_never_right():
-    assert summary_of("corruptions", [Row("clean", 0, 0.0, 3), Row("fog", 1, 0.0, 3)])["mean, of clean"] is None
+    never_right = summary_of("corruptions", [Row("clean", 0, 0.0, 3), Row("fog", 1, 0.0, 3)])
+    assert never_right["mean, of clean"] is None
 
 
 def test_cases__all_of_them_without_choices():
-    assert [passes_of(name) for name in SUITES] == [4, 4, 30, 76]
-    cases = Choices().cases("corruptions")
-    assert len({case for case, _ in cases}) == 16 and {at for _, at in cases} == {0, 1, 2, 3, 4, 5}
-    assert {case for case, _ in cases} == {"clean", *CORRUPTIONS}
+    assert [passes_of(name, Choices()) for name in SUITES] == [4, 4, 30, 76]
+    assert Choices().cases("corruptions") == [("clean", 0), *itertools.product(CORRUPTIONS, range(1, 6))]
     assert Choices(severities=(5, 1, 5)).cases("corruptions")[1:3] == [("gaussian_noise", 1), ("gaussian_noise", 5)]
 
 
-# ---- all of them
-
-
-def models():
-    yield "cnn", lambda: timm.create_model("test_resnet", num_classes=10)
-    yield "vit", lambda: timm.create_model("test_vit", num_classes=10)
-    yield "pooled", lambda: swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, heads=4, num_classes=10)
-
-
-@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in models()])
-def test_suites__leave_a_model_as_it_was(make):
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "pooled"])
+def test_suites__leave_a_model_as_it_was(name):
     torch.manual_seed(0)
-    model = make().train()
+    if name == "pooled":
+        model = swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, heads=4, num_classes=10)
+    else:
+        model = timm.create_model(name, num_classes=10)
+    model.train()
     next(module for module in model.modules() if not list(module.children())).eval()  # somebody froze it
     subject, source = classifier_of(model), noise(5, 32)
     flags = {name: module.training for name, module in model.named_modules()}
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    suites = {}
+    suites, options = {}, dict(choices=QUICK, saliency=GradCam(subject), batch=3)
     for name in SUITES:
-        reports = []
-        suites[name] = run_suite(
-            name, subject, source, choices=QUICK, batch=3, seen=lambda count, doing, r=reports: r.append((count, doing))
-        )
-        assert sum(count for count, _ in reports) == 5 * passes_of(name, QUICK)
+        done = []
+        suites[name] = run_suite(name, subject, source, **options, seen=lambda count, _, done=done: done.append(count))
+        assert sum(done) == 5 * passes_of(name, QUICK)
     assert "Grad-CAM" in suites["salient"].about
     assert {name: module.training for name, module in model.named_modules()} == flags
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -401,11 +350,10 @@ def test_images_that_cannot_be_read():
     suite = run_suite("occlusion", finds_bright(8), source, batch=1)
     assert [(row.top1, row.images) for row in suite.rows] == [(100, 2), (50, 2), (50, 2), (50, 2)]
     assert suite.skipped == {"1.png": "cut short"}
-    with pytest.raises(RuntimeError, match=r"1.png cannot be read"):
-        run_suite("occlusion", finds_bright(8), source, strict=True)
-    source.broken = (0, 1, 2)
-    with pytest.raises(RuntimeError, match="none of the 3 images can be read"):
-        run_suite("fgsm", finds_bright(8), source)
+    for broken, strict, words in (((1,), True, "1.png cannot be read"), ((0, 1, 2), False, "none of the 3 images")):
+        source.broken = broken
+        with pytest.raises(RuntimeError, match=words):
+            run_suite("fgsm", finds_bright(8), source, strict=strict)
 
 
 @pytest.mark.parametrize(
@@ -427,19 +375,17 @@ def test_choices__refused(choices, message):
 
 
 def test_run_suite__refused():
-    subject, source = finds_bright(8), bright(8, (0, 0))
-    with pytest.raises(ValueError, match="unknown suite 'fog'; suites are occlusion, fgsm, salient, corruptions"):
-        run_suite("fog", subject, source)
-    with pytest.raises(ValueError, match="no images"):
-        run_suite("fgsm", subject, Arrays(np.zeros((0, 8, 8, 1)), []))
-    with pytest.raises(ValueError, match="labels go from 2 to 2, but the model has 2 classes"):
-        run_suite("fgsm", subject, Arrays(np.zeros((1, 8, 8, 1)), [2]))
-    with pytest.raises(ValueError, match="classes that do not compete"):
-        run_suite("fgsm", subject, source, kept=np.array([0]))
-    with pytest.raises(ValueError, match="batch=0"):
-        run_suite("fgsm", subject, source, batch=0)
-    with pytest.raises(ValueError, match=r"expected \(B, H, W\) = \(1, 8, 8\)"):
-        run_suite("salient", subject, source, saliency=lambda images, batch: images)
+    bright_one, empty = bright(8, (0, 0)), np.zeros((1, 8, 8, 1))
+    for name, source, options, message in (
+        ("fog", bright_one, {}, "unknown suite 'fog'; suites are occlusion, fgsm, salient, corruptions"),
+        ("fgsm", Arrays(empty[:0], []), {}, "no images"),
+        ("fgsm", Arrays(empty, [2]), {}, "labels go from 2 to 2, but the model has 2 classes"),
+        ("fgsm", bright_one, dict(kept=np.array([0])), "classes that do not compete"),
+        ("fgsm", bright_one, dict(batch=0), "batch=0"),
+        ("salient", bright_one, dict(saliency=lambda images, _: images), r"expected \(B, H, W\) = \(1, 8, 8\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_suite(name, finds_bright(8), source, **options)
 
 
 def test_removal__at_random_takes_square_after_square():

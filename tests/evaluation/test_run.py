@@ -20,6 +20,7 @@ from broadsight.report.run import write_evaluation
 from broadsight.runs.classifier import open_classifier
 
 from ..training.small_runs import fill, leave_run, refusal
+from .test_tasks import name_classes
 
 CLASSES = ["red", "green", "blue"]
 
@@ -51,8 +52,7 @@ class Brightest(torch.nn.Module):
 def brightest(tmp_path, monkeypatch):
     """A run whose model names the brightest channel; how it is loaded is tested elsewhere."""
     folder, _ = leave_run(tmp_path / "run", num_classes=3)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "label_names": CLASSES}))
+    name_classes(folder, CLASSES)
 
     def opened(source, **options):
         classifier = open_classifier(source, device="cpu")
@@ -64,24 +64,18 @@ def brightest(tmp_path, monkeypatch):
 
 def test_figures__by_hand(brightest, data):
     done = []
-    evaluation = evaluate(
-        Request(str(brightest), str(data), workers=0, batch=4, threads=1), lambda *now: done.append(now)
-    )
-    (result,) = evaluation.results
+    asked = Request(str(brightest), str(data), workers=0, batch=4, threads=1)
+    (result,) = evaluate(asked, lambda *now: done.append(now)).results
     # Red 4 of 4, green 3 of 3, blue 2 of 3; the fourth green one cannot be read
-    assert result.figures["top1"] == pytest.approx(90)
-    assert result.figures["balanced_accuracy"] == pytest.approx(100 * (1 + 1 + 2 / 3) / 3)
-    assert result.absent.keys() == {"top5", "ece"}
+    found = result.figures["top1"], result.figures["balanced_accuracy"]
+    assert found == pytest.approx((90, 100 * (1 + 1 + 2 / 3) / 3)) and result.absent.keys() == {"top5", "ece"}
     assert list(result.predictions.skipped) == ["green/broken.png"]
-    assert result.latency is not None and result.latency.median > 0
-    assert done[-1][0] == 10 and done[-1][1] == 11
+    assert result.latency is not None and result.latency.median > 0 and done[-1][:2] == (10, 11)
 
 
 def test_record__holds_what_was_found(brightest, data, tmp_path):
-    evaluation = evaluate(
-        Request(str(brightest), str(data), workers=0, threads=1, bins=5, command="broadsight eval ...")
-    )
-    record = write_evaluation(evaluation, tmp_path / "out").record
+    asked = Request(str(brightest), str(data), workers=0, threads=1, bins=5, command="broadsight eval ...")
+    record = write_evaluation(evaluate(asked), tmp_path / "out").record
     assert record == json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert record["confusion"] == [[4, 0, 0], [0, 3, 0], [1, 0, 2]]
     assert record["confused"] == [{"class": "blue", "as": "red", "count": 1, "share": pytest.approx(100 / 3)}]
@@ -92,10 +86,8 @@ def test_record__holds_what_was_found(brightest, data, tmp_path):
     with (tmp_path / "out" / "predictions.csv").open(encoding="utf-8", errors="surrogateescape") as file:
         rows = list(csv.DictReader(file))
     assert os.fsencode(rows[-1]["file"]) == b"red/caf\xe9.png"
-    wrong = [row for row in rows if row["rank"] != "1"]
-    assert len(rows) == 10 and [(row["file"], row["label"], row["predicted"]) for row in wrong] == [
-        ("blue/false.png", "blue", "red")
-    ]
+    wrong = [(row["file"], row["label"], row["predicted"]) for row in rows if row["rank"] != "1"]
+    assert len(rows) == 10 and wrong == [("blue/false.png", "blue", "red")]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "blue, taken for red" in page and "blue/false.png" in page and "green/broken.png" in page
 
@@ -121,13 +113,9 @@ def test_suites__beside_another(brightest, data, tmp_path):
     assert json.loads(json.dumps(record)) == record
 
 
-def test_metrics__that_need_more_than_there_is(brightest, data):
-    asked = Request(str(brightest), str(data), metrics=("ece",), workers=0, threads=1)
-    # Before any is asked, so the one that cannot be read counts
-    assert refusal(lambda: evaluate(asked)) == "ece needs at least as many images as bins, 15; 11 given"
-
-
-def test_latencies__are_taken_in_turns(monkeypatch):
+def test_measure__latencies_are_taken_in_turns_and_macs_may_not_be_counted(brightest, monkeypatch):
+    monkeypatch.setattr(evaluating, "executed_macs", lambda *_: 1 / 0)
+    assert evaluating.macs_of(open_classifier(brightest, device="cpu")) is None
     order = []
 
     class Slow:
@@ -141,9 +129,6 @@ def test_latencies__are_taken_in_turns(monkeypatch):
     assert len(summaries) == 2 and order[0] == ("a", (1, 3, 8, 8))
     assert sorted(name for name, _ in order) == 6 * ["a"] + 6 * ["b"]
     assert [name for name, _ in order[:4]] == ["a", "b", "b", "a"]
-
-
-# ---- the command
 
 
 @pytest.fixture
@@ -161,10 +146,8 @@ def test_command__tables_and_files(run, brightest, data, tmp_path):
     code, out, err = run(brightest, data)
     assert code == 0 and "90.00" in out and "1 images could not be read" in err
     folder = tmp_path / "evaluations" / f"{data.name}-run-1"
-    assert (
-        out.splitlines()[-1]
-        == f"report: evaluations/{folder.name}/report.html (with evaluation.json and predictions.csv)"
-    )
+    last = f"report: evaluations/{folder.name}/report.html (with evaluation.json and predictions.csv)"
+    assert out.splitlines()[-1] == last
     assert sorted(path.name for path in folder.iterdir()) == ["evaluation.json", "predictions.csv", "report.html"]
     assert run(brightest, data, "--out", "mine", "--suite", "occlusion")[0] == 0
     assert json.loads((tmp_path / "mine" / "evaluation.json").read_text())["suites"][0]["name"] == "occlusion"
@@ -178,16 +161,13 @@ def test_command__json_alone(run, brightest, data):
     assert record["asked"]["data"] == str(data)
 
 
-def spoil(folder, what):
-    (folder / what).unlink()
-    return folder
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["RUN", "DATA", "--suite", "fog"], "unknown suite 'fog'; suites are occlusion"),
         (["RUN", "DATA", "--metrics", "top5"], "top5 needs more than 5 classes; 3 given"),
+        # Before any is asked, so the one that cannot be read counts
+        (["RUN", "DATA", "--metrics", "ece"], "ece needs at least as many images as bins, 15; 11 given"),
         (["RUN", "DATA", "--severities", "9", "--suite", "corruptions"], "severity 9"),
         (["RUN", "DATA", "--suite", "fgsm", "--epsilons", "x"], "--epsilons: expected numbers joined by commas, got x"),
         (["RUN", "DATA", "--saliency", "scenes", "--suite", "salient"], "saliency of the scenes needs scenes as data"),
@@ -208,15 +188,8 @@ def test_command__one_line_and_exit_2(run, brightest, data, tmp_path, argv, mess
     (tmp_path / "numbers.csv").write_text(f"path,label\n{data}/red/000.png,0\n{data}/red/001.png,7\n")
     leave_run(tmp_path / "empty")
     (tmp_path / "empty" / "model.safetensors").unlink()
-    names = {
-        "RUN": brightest,
-        "DATA": data,
-        "OTHERS": fill(tmp_path / "others", 8, cat=1, dog=1),
-        "LIST": tmp_path / "list.csv",
-        "NUMBERS": tmp_path / "numbers.csv",
-        "EMPTY": tmp_path / "empty",
-    }
-    names["LIST/out"] = tmp_path / "list.csv" / "out"
+    names = {"RUN": brightest, "DATA": data, "OTHERS": fill(tmp_path / "others", 8, cat=1, dog=1)}
+    names |= {"LIST": "list.csv", "LIST/out": "list.csv/out", "NUMBERS": "numbers.csv", "EMPTY": "empty"}
     code, out, err = run(*(names.get(word, word) for word in argv))
     assert (code, out, len(err.splitlines())) == (2, "", 1) and message in err
     assert not (tmp_path / "evaluations").exists()
@@ -240,11 +213,6 @@ def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monke
     assert code == 130 and "note: interrupted: suites that were not finished are missing" in err
     assert [suite["name"] for suite in record["suites"]] == ["occlusion"] and record["how"]["interrupted"]
     assert (tmp_path / "stopped" / "report.html").is_file()
-
-
-def test_macs__of_a_model_that_cannot_be_counted(brightest, monkeypatch):
-    monkeypatch.setattr(evaluating, "executed_macs", lambda *_: 1 / 0)
-    assert evaluating.macs_of(open_classifier(brightest, device="cpu")) is None
 
 
 def test_evaluate__classes_without_images_are_named_first_and_have_no_figures(brightest, tmp_path):

@@ -68,29 +68,25 @@ class Plain(nn.Module):
 
 def made(name):
     torch.manual_seed(3)
-    size, as_map = 64, lambda x: x
     if name == "plain":
         model: nn.Module = Plain()
-        place, size = model.act, 32
-    elif name == "map":  # of several levels, merged
-        model = swap_pool("test_resnet", "map", groups=2, tokens=1, dim=24, heads=4, num_classes=10)
-        place = model.head.merge
-    elif name == "gap":
-        model = swap_pool("test_resnet", "gap", num_classes=10)
-        place = model.backbone.layer4
+    elif name in ("map", "gap"):
+        options = dict(groups=2, tokens=1, dim=24, heads=4) if name == "map" else {}
+        model = swap_pool("test_resnet", name, **options, num_classes=10)
     else:
         model = timm.create_model(name, num_classes=10)
-        if name == "test_resnet":
-            place = model.layer4
-        elif name == "test_vit":  # the class token answers: the last block's other tokens are of no use to it
-            place, size = model.blocks[-2], (48, 80)
-            as_map = lambda x: x[:, 1:].mT.unflatten(2, (3, 5))  # noqa: E731
-        elif name == "test_vit2":  # an average answers; a register comes before the patches
-            place, size = model.blocks[-1], (48, 80)
-            as_map = lambda x: x[:, 1:].mT.unflatten(2, (3, 5))  # noqa: E731
-        else:
-            place, as_map = model.stages, lambda x: x.permute(0, 3, 1, 2)
-    return model.eval(), place, size if isinstance(size, tuple) else (size, size), as_map
+    path, size, as_map = {
+        "plain": ("act", (32, 32), lambda x: x),
+        "map": ("head.merge", (64, 64), lambda x: x),  # of several levels, merged
+        "gap": ("backbone.layer4", (64, 64), lambda x: x),
+        "test_resnet": ("layer4", (64, 64), lambda x: x),
+        # the class token answers: the last block's other tokens are of no use to it
+        "test_vit": ("blocks.4", (48, 80), lambda x: x[:, 1:].mT.unflatten(2, (3, 5))),
+        # an average answers; a register comes before the patches
+        "test_vit2": ("blocks.7", (48, 80), lambda x: x[:, 1:].mT.unflatten(2, (3, 5))),
+        "test_mambaout": ("stages", (64, 64), lambda x: x.permute(0, 3, 1, 2)),
+    }[name]
+    return model.eval(), model.get_submodule(path), size, as_map
 
 
 @pytest.mark.parametrize("name", ["plain", "test_resnet", "test_vit", "test_vit2", "test_mambaout", "map", "gap"])
@@ -108,15 +104,11 @@ def test_gradcam__by_hand(name):
     assert all(parameter.grad is None for parameter in model.parameters()) and not model.training
 
 
-def test_gradcam__of_the_classes_that_compete():
+def test_gradcam__of_the_classes_that_compete_and_of_small_images_an_earlier_map():
     model, place, size, as_map = made("test_resnet")
     images, kept = torch.randn(3, 3, *size), [2, 7]
-    found = GradCam(classifier_of(model), np.array(kept))(images, batch_of(images))
+    found = GradCam(classifier_of(model), np.array(kept))(images)
     assert close_to(found, cam_by_hand(model, place, images, as_map, kept))
-
-
-def test_gradcam__small_images_leave_one_place_so_an_earlier_map_counts():
-    model, _, _, as_map = made("test_resnet")
     saliency = GradCam(classifier_of(model))
     for size, place in ((32, model.layer3), (64, model.layer4)):
         images = torch.randn(2, 3, size, size)
@@ -145,13 +137,8 @@ def test_gradcam__refused():
         def forward(self, x):
             return x.flatten(1)[:, :2]
 
-    with pytest.raises(
-        ValueError, match="gradcam finds no feature map in Flat that its answers depend on; use another"
-    ):
-        GradCam(classifier_of(Flat()))(torch.randn(1, 3, 8, 8), batch_of(torch.randn(1, 3, 8, 8)))
-
-
-# ---- attention
+    with pytest.raises(ValueError, match="gradcam finds no feature map in Flat that its answers depend on; use anot"):
+        GradCam(classifier_of(Flat()))(torch.randn(1, 3, 8, 8))
 
 
 def attention_by_hand(model, images):
@@ -189,22 +176,10 @@ def test_dino__by_hand(size, channels):
     assert weights.std() > 1e-3
     expected = F.interpolate(weights[:, None], size, mode="bilinear", align_corners=False)[:, 0]
     others = torch.full((2, channels, *size), 5.0)  # as another model would have them normalised
-    found = Dino(model)(others, batch_of(photos))
-    assert found.shape == (2, *size)
-    assert torch.allclose(found, expected, atol=1e-6)
-
-
-def test_dino__at_another_size():
-    model = timm.create_model("test_vit", num_classes=0)
-    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    saliency = Dino(model, size=80)
-    fused = saliency.attention(images)
-    assert fused.shape == (2, 2, 5, 5)
     for block in model.blocks:
-        block.attn.fused_attn = not block.attn.fused_attn
-    assert torch.allclose(saliency.attention(images), fused, atol=1e-6)
-    assert saliency(images.float(), batch_of(images)).shape == (2, 32, 32)
-    assert saliency.about == "class-token attention of VisionTransformer at 80 pixels"
+        for block.attn.fused_attn in (False, True):
+            assert torch.allclose(Dino(model)(others, batch_of(photos)), expected, atol=1e-6)
+    assert Dino(model).about == "class-token attention of VisionTransformer"
 
 
 def test_dino__weights(tmp_path, monkeypatch):
@@ -214,18 +189,15 @@ def test_dino__weights(tmp_path, monkeypatch):
     saliency = Dino("test_vit", checkpoint=tmp_path / "dino.pth")
     assert torch.equal(saliency.attention(images), Dino(trained).attention(images))
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pth")
-    with pytest.raises(ValueError, match="weights of another model"):
-        Dino("test_vit", checkpoint=tmp_path / "other.pth")
-    with pytest.raises(FileNotFoundError, match="is not a file"):
-        Dino("test_vit", checkpoint=tmp_path / "nowhere.pth")
-    with pytest.raises(ValueError, match="give a ViT, such as vit_small"):
-        Dino("test_resnet", checkpoint=tmp_path / "dino.pth")
-    with pytest.raises(ValueError, match="no class token"):
-        Dino(timm.create_model("test_vit2"))
-    with pytest.raises(ValueError, match="'vit_smal' is no model of timm's"):
-        Dino("vit_smal")
-    with pytest.raises(ValueError, match="size=0"):
-        Dino(trained, size=0)
+    for model, file, kind, message in (
+        ("test_vit", "other.pth", ValueError, "weights of another model"),
+        ("test_vit", "nowhere.pth", FileNotFoundError, "is not a file"),
+        ("test_resnet", "dino.pth", ValueError, "give a ViT, such as vit_small"),
+        (timm.create_model("test_vit2"), "dino.pth", ValueError, "no class token"),
+        ("vit_smal", "dino.pth", ValueError, "'vit_smal' is no model of timm's"),
+    ):
+        with pytest.raises(kind, match=message):
+            Dino(model, checkpoint=tmp_path / file)
 
     def offline(*args, **kwargs):
         raise OSError("We couldn't connect to 'https://huggingface.co'\nand so on")
@@ -236,18 +208,9 @@ def test_dino__weights(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-# ---- scenes
-
-
 @pytest.fixture(scope="module")
 def scenes():
     return Scenes(12, size=64, seed=5, split="val")
-
-
-def whole(scenes, index):
-    """The map as it is drawn, from all that is known of the scene."""
-    scene = scenes.scene(index)
-    return np.where(scene.parts[0] == 1, 2, scene.masks[0].astype(int))
 
 
 def test_scene_saliency__is_the_salient_part_then_the_object(scenes):
@@ -266,31 +229,27 @@ def test_scene_saliency__is_the_salient_part_then_the_object(scenes):
 
 
 def test_scene_saliency__goes_the_way_of_the_image(scenes):
-    images = torch.zeros(3, 3, 48, 48)
-    cropped = SceneSaliency(scenes, Transforms(48, crop_pct=0.75))(images, batch_of(torch.zeros(3), [2, 0, 7]))
-    halved = SceneSaliency(scenes, Transforms(32, crop_pct=1.0))(images, batch_of(torch.zeros(3), [2, 0, 7]))
-    for place, index in enumerate((2, 0, 7)):
-        full = whole(scenes, index)
-        assert np.array_equal(cropped[place], full[8:56, 8:56])
-        assert np.array_equal(halved[place], full[1::2, 1::2])
+    """Cropped, halved, and of some of the scenes in grey."""
 
+    def seen(transforms, indices, source=scenes):
+        images = torch.zeros(len(indices), transforms.channels, transforms.size, transforms.size)
+        return SceneSaliency(source, transforms)(images, batch_of(images, indices))
 
-def test_scene_saliency__of_some_scenes_in_grey(scenes):
+    drawn = [scenes.scene(index) for index in range(12)]
+    full = [np.where(scene.parts[0] == 1, 2, scene.masks[0].astype(int)) for scene in drawn]
+    chosen = (2, 0, 7)
+    cropped, halved = seen(Transforms(48, crop_pct=0.75), chosen), seen(Transforms(32, crop_pct=1.0), chosen)
+    for place, index in enumerate(chosen):
+        assert np.array_equal(cropped[place], full[index][8:56, 8:56])
+        assert np.array_equal(halved[place], full[index][1::2, 1::2])
     source = View(Grey(View(scenes, np.array([9, 4, 1]))), np.array([2, 0]))
-    transforms = Transforms(64, 1, (0.5,), (0.5,), crop_pct=1.0)
-    maps = SceneSaliency(source, transforms)(torch.zeros(2, 1, 64, 64), batch_of(torch.zeros(2)))
-    assert np.array_equal(maps[0], whole(scenes, 1)) and np.array_equal(maps[1], whole(scenes, 9))
+    maps = seen(Transforms(64, 1, (0.5,), (0.5,), crop_pct=1.0), (0, 1), source)
+    assert np.array_equal(maps[0], full[1]) and np.array_equal(maps[1], full[9])
 
 
 def test_scene_saliency__refused(scenes):
-    class Other:
-        classes = ("a",)
-
-        def __len__(self):
-            return 1
-
     with pytest.raises(ValueError, match="saliency of the scenes needs scenes as data; use gradcam or dino"):
-        SceneSaliency(Other(), Transforms(64))
+        SceneSaliency([1], Transforms(64))
 
     class Reversed(Grey):
         def name(self, index):
@@ -300,30 +259,27 @@ def test_scene_saliency__refused(scenes):
         SceneSaliency(Reversed(scenes), Transforms(64))
 
 
-# ---- names
-
-
 def test_from_name(scenes, tmp_path):
     subject = classifier_of(Plain())
-    assert isinstance(from_name("scenes", subject, scenes), SceneSaliency)
-    assert isinstance(from_name("gradcam", subject, scenes), GradCam)
-    assert isinstance(from_name(None, subject, Grey(scenes)), SceneSaliency)
-    assert isinstance(from_name(None, subject, [1, 2]), GradCam)
+    given = (("scenes", scenes), ("gradcam", scenes), (None, Grey(scenes)), (None, [1, 2]))
+    found = [type(from_name(name, subject, source)) for name, source in given]
+    assert found == [SceneSaliency, GradCam, SceneSaliency, GradCam]
     with pytest.raises(FileNotFoundError, match=r"dino\.pth is not a file"):  # it was looked for
         from_name("dino", subject, scenes, checkpoint=tmp_path / "dino.pth")
     (tmp_path / "mine.py").write_text("LEVEL = 3\ndef flat(images, batch):\n    return images[:, 0] * 0 + LEVEL\n")
     mine = from_name(f"{tmp_path / 'mine.py'}:flat", subject, scenes)
     assert mine(torch.zeros(1, 3, 2, 2), None).tolist() == [[[3, 3], [3, 3]]]
     assert from_name("torch:relu", subject, scenes) is torch.relu
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.py is not a file"):
+        from_name("nowhere.py:flat", subject, scenes)
+    with pytest.raises(ValueError, match="a checkpoint is for the saliency dino, not for gradcam"):
+        from_name("gradcam", subject, scenes, checkpoint="x.pth")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "gradcm",
-            "unknown saliency 'gradcm'; did you mean 'gradcam'. choose scenes, gradcam, dino, or your own as file",
-        ),
+        ("gradcm", "unknown saliency 'gradcm'; did you mean 'gradcam'. choose scenes, gradcam, dino, or your own as f"),
         ("x", "unknown saliency 'x'; choose scenes"),
         ("{folder}/mine.py:flat", "the saliency .*mine.py:flat cannot be loaded: .*flat"),
         ("{folder}/bad.py:flat", "cannot be loaded: No module named 'nowhere'"),
@@ -338,10 +294,3 @@ def test_from_name__refused(name, message, scenes, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         from_name(name.format(folder=tmp_path), classifier_of(Plain()), scenes)
     assert "\n" not in str(error.value)
-
-
-def test_from_name__of_what_is_not_there(scenes):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.py is not a file"):
-        from_name("nowhere.py:flat", classifier_of(Plain()), scenes)
-    with pytest.raises(ValueError, match="a checkpoint is for the saliency dino, not for gradcam"):
-        from_name("gradcam", classifier_of(Plain()), scenes, checkpoint="x.pth")

@@ -9,7 +9,7 @@ import pytest
 from broadsight.data.scenes import Scenes
 from broadsight.data.view import labels_of
 from broadsight.evaluation.request import Request
-from broadsight.evaluation.tasks import check, match_classes, open_classifiers, open_tasks, set_of, suites_of
+from broadsight.evaluation.tasks import check, match_classes, open_classifiers, open_tasks, suites_of
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.names import imagenet_names, synsets
 
@@ -18,6 +18,12 @@ from ..training.small_runs import fill, leave_run, refusal
 
 def random_of(classes):
     return open_classifier("test_resnet", pretrained=False, model_args={"num_classes": classes}, device="cpu")
+
+
+def name_classes(folder, names):
+    """As if a run had been trained on classes of these names."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "label_names": names}))
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +35,7 @@ def thousand():
 def run(tmp_path_factory):
     """A model that calls its classes c, a, b."""
     folder, _ = leave_run(tmp_path_factory.mktemp("run") / "run", num_classes=3)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "label_names": ["c", "a", "b"]}))
+    name_classes(folder, ["c", "a", "b"])
     return folder
 
 
@@ -48,26 +53,18 @@ class Labelled:
 
 
 def test_match__by_name_whatever_the_order(run):
-    places, names, notes = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "b", "c"], [0, 1, 2]), "d")
-    assert (places.tolist(), names, notes) == ([1, 2, 0], ("c", "a", "b"), ())
+    classifier = open_classifier(run, device="cpu")
+    found = match_classes(classifier, Labelled(["a", "b", "c"], [0, 1, 2]), "d")
+    assert (found[0].tolist(), *found[1:]) == ([1, 2, 0], ("c", "a", "b"), ())
+    some = match_classes(classifier, Labelled(["a", "b"], [0, 1]), "d")
+    assert some[2] == ("d has images of 2 of the 3 classes of run; all 3 compete; there are none of c",)
+    unknown = match_classes(classifier, Labelled(["a", "z"], [0, 0]), "d")  # a class without images
+    assert unknown[0].tolist() == [1, -1]
 
 
-def test_match__some_of_the_classes_is_noted(run):
-    _, _, notes = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "b"], [0, 1]), "d")
-    assert notes == ("d has images of 2 of the 3 classes of run; all 3 compete; there are none of c",)
-
-
-def test_match__a_class_without_images_may_be_unknown(run):
-    places, _, _ = match_classes(open_classifier(run, device="cpu"), Labelled(["a", "z"], [0, 0]), "d")
-    assert places.tolist() == [1, -1]
-
-
-def test_match__synsets(thousand):
+def test_match__synsets_and_numbers_by_value(thousand):
     places, names, _ = match_classes(thousand, Labelled(["n01443537", "n01440764"], [0, 1]), "d")
     assert places.tolist() == [1, 0] and names == imagenet_names()
-
-
-def test_match__numbers_by_value():
     places, names, _ = match_classes(random_of(12), Labelled(["10", "2"], [0, 1]), "d")
     assert places.tolist() == [10, 2] and names[10] == "10"
 
@@ -94,49 +91,34 @@ def test_match__in_order_where_nobody_names_them():
         (["a"], [], "d has no images"),
         (["a", "b"], [0, 2], "d has the label 2; expected 0 to 1, as it has that many classes"),
         (["a", "b"], [0, -1], "d has the label -1; expected 0 to 1"),
+        (["-1", "0"], None, "d has the label -1, outside the range of test_resnet: 0 to 3"),
+        (["0", "12"], None, "d has the label 12, outside the range of test_resnet: 0 to 3"),
+        (["a", "b"], None, "d has 2 classes, test_resnet tells 4 apart and does not name them; give data with as many"),
     ],
 )
-def test_match__of_a_run_refused(run, classes, labels, message):
-    classifier = open_classifier(run, device="cpu")
-    assert refusal(lambda: match_classes(classifier, Labelled(classes, labels), "d")).startswith(message)
+def test_match__refused(run, classes, labels, message):
+    """By a run, or where no labels are given by a timm name."""
+    classifier = random_of(4) if labels is None else open_classifier(run, device="cpu")
+    source = Labelled(classes, [0, 1] if labels is None else labels)
+    assert refusal(lambda: match_classes(classifier, source, "d")).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        (["-1", "0"], "d has the label -1, outside the range of test_resnet: 0 to 3"),
-        (["0", "12"], "d has the label 12, outside the range of test_resnet: 0 to 3"),
-        (["a", "b"], "d has 2 classes, test_resnet tells 4 apart and does not name them; give data with as many"),
-    ],
-)
-def test_match__of_a_timm_name_refused(classes, message):
-    assert refusal(lambda: match_classes(random_of(4), Labelled(classes, [0, 1]), "d")).startswith(message)
-
-
-def test_tasks__labels_are_the_models(run, tmp_path):
-    data = fill(tmp_path / "data", 8, a=2, b=1, c=3)
-    asked = Request(str(run), str(data), device="cpu")
+def test_tasks__labels_are_the_models_and_a_sample_is_the_same_for_all(run, tmp_path):
+    data = str(fill(tmp_path / "data", 8, a=7, b=8, c=9))
+    asked = Request(str(run), data, device="cpu")
     found, ((task,),) = open_tasks(asked, open_classifiers(asked))
-    assert [task.names[label] for label in labels_of(task.source)] == ["a", "a", "b", "c", "c", "c"]
+    assert "".join(task.names[label] for label in labels_of(task.source)) == "a" * 7 + "b" * 8 + "c" * 9
     assert found.description["part"] == "all" and found.notes == ()
-
-
-def test_tasks__a_sample_is_the_same_for_all(run, tmp_path):
-    data = fill(tmp_path / "data", 8, a=9, b=9, c=9)
-    asked = Request(str(run), str(data), samples=5, beside=(str(run),), device="cpu", seed=1)
+    asked = Request(str(run), data, samples=5, beside=(str(run),), device="cpu", seed=1)
     _, ((one, other),) = open_tasks(asked, open_classifiers(asked))
     assert [one.source.name(row) for row in range(5)] == [other.source.name(row) for row in range(5)]
     assert (len(one.source), other.classifier.title) == (5, "run (2)")
 
 
-def test_beside__with_its_own_weights(run, tmp_path):
+def test_beside__other_weights_and_channels(run, tmp_path):
     asked = Request(str(run), beside=(f"test_resnet@{tmp_path / 'none.safetensors'}",), device="cpu")
-    assert refusal(lambda: open_classifiers(asked), FileNotFoundError).endswith(
-        "give a run folder or a file of weights"
-    )
-
-
-def test_beside__other_channels_are_refused(run, tmp_path):
+    said = refusal(lambda: open_classifiers(asked), FileNotFoundError)
+    assert said.endswith("give a run folder or a file of weights")
     grey, _ = leave_run(tmp_path / "grey", num_classes=3, model_args={"in_chans": 1})
     asked = Request(str(run), beside=(str(grey),), device="cpu")
     assert refusal(lambda: open_classifiers(asked)).startswith("grey takes 1 channels, run 3; side by side")
@@ -153,7 +135,7 @@ def test_own_data__needs_a_run_that_names_it(run):
     [
         (dict(batch=0), "--batch 0; expected 1 or more"),
         (dict(samples=0), "--samples 0; expected 1 or more"),
-        (dict(metrics=("x",)), "unknown metric 'x'"),
+        (dict(metrics=("top_1",)), "unknown metric 'top_1'; did you mean 'top1'? expected one of top1"),
         (dict(suite=("x",)), "unknown suite 'x'; suites are occlusion, "),
         (dict(suite=("imagenet-a", "imagenet-r")), "DATA is one set, not imagenet-a and imagenet-r"),
     ],
@@ -165,7 +147,6 @@ def test_asked__refused_at_once(options, message):
 def test_suites__robustness_is_all_of_them():
     assert suites_of(Request("m", suite=("fgsm", "imagenet-a"))) == ("fgsm",)
     assert suites_of(Request("m", suite=("robustness",))) == ("occlusion", "fgsm", "salient", "corruptions")
-    assert set_of(Request("m", suite=("fgsm", "imagenet-a"))) == "imagenet-a"
 
 
 @pytest.fixture(scope="module")
@@ -202,12 +183,10 @@ def test_imagenet__the_set_that_is_asked_for(families, thousand):
 
 
 def test_imagenet__sampled_images_keep_their_accepted_labels(families, thousand):
-    whole = open_tasks(Request("m", str(families / "val"), suite=("imagenet-real",)), [thousand])[1][0][0]
-    some = open_tasks(Request("m", str(families / "val"), suite=("imagenet-real",), samples=9), [thousand])[1][0][0]
-    place = {whole.source.name(row): row for row in range(len(whole.source))}
-    assert len(some.accepted) == 9
-    for row in range(9):
-        assert some.accepted[row] == whole.accepted[place[some.source.name(row)]]
+    asked = [Request("m", str(families / "val"), suite=("imagenet-real",), samples=samples) for samples in (None, 9)]
+    whole, some = (open_tasks(one, [thousand])[1][0][0] for one in asked)
+    accepted = {whole.source.name(row): right for row, right in whole.accepted.items()}
+    assert some.accepted == {row: accepted[some.source.name(row)] for row in range(9)}
 
 
 def test_imagenet__a_folder_called_so_must_be_so(thousand, tmp_path):
@@ -229,8 +208,7 @@ def test_imagenet__needs_its_classes(families, run):
 
 def test_scenes__drawn_at_the_size_of_the_model(tmp_path):
     folder, _ = leave_run(tmp_path / "run", num_classes=10)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "label_names": Scenes(1).classes}))
+    name_classes(folder, Scenes(1).classes)
     asked = Request(str(folder), "scenes:40", part="test", device="cpu")
     found, ((task,),) = open_tasks(asked, open_classifiers(asked))
     assert (len(task.source), task.source.open(0).size, found.place) == (10, (32, 32), "scenes/test")

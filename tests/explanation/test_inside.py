@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.explanation import Look, inside, kinds_of, look_inside
+from broadsight.inspection.watch import hooked
 from broadsight.surgery.fusion import fuse
 from broadsight.surgery.pooling import swap_pool
 from tests.zoo import shallow
@@ -43,13 +44,10 @@ def state_of(model: nn.Module) -> list:
 def answers(model: nn.Module, image: Tensor, **options) -> tuple[Tensor, list[Look]]:
     """What the model gave while it was looked into, and the looks."""
     given: list[Tensor] = []
-    handle = model.register_forward_hook(lambda module, inputs, output: given.append(output))
-    try:
+    with hooked([model], after=lambda module, inputs, output: given.append(output)):
         looks = look_inside(model, image, captures(model), **options)
-    finally:
-        handle.remove()
-    assert len(given) == 1
-    return given[0], looks
+    (answer,) = given
+    return answer, looks
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -74,8 +72,7 @@ def test_look_inside__changes_nothing(name, form):
         assert look.values.dtype == dict(heat=torch.float32, labels=torch.int64, mask=torch.bool)[look.form]
         assert bool(look.values.isfinite().all()) and bool((look.values >= 0).all()) and look.note
         assert "\n" not in look.note and dict(model.named_modules())[look.layer] is not None
-    keys = [(look.kind, look.depth, look.title, look.layer) for look in looks]
-    assert len(set(keys)) == len(keys)
+    assert len({(look.kind, look.depth, look.title, look.layer) for look in looks}) == len(looks)
     order = [(inside.KINDS.index(look.kind), look.depth) for look in looks]
     assert order == sorted(order)
 
@@ -110,14 +107,13 @@ def test_look_inside__modes_are_put_back_and_gradients_are_not_needed():
 def test_look_inside__takes_everything_back_after_an_exception(name, monkeypatch):
     model = make_model(name)
     before = state_of(model)
-    broken = {"map": "group_product", "cap": "group_product"}.get(name)
 
     def fail(*_, **__):
         raise RuntimeError("broken on purpose")
 
     with monkeypatch.context() as patch:
-        if broken:
-            patch.setattr(f"broadsight.layers.pooling.class_attention.{broken}", fail)
+        if name in ("map", "cap"):
+            patch.setattr("broadsight.layers.pooling.class_attention.group_product", fail)
         else:
             attn = "mixer.dynamic.local.attn" if name == "emsnet_xxtiny" else "attn"
             stage = 1 if name == "stvit_small" else 3  # where there is a layer that is watched
@@ -139,14 +135,14 @@ def test_look_inside__compiled_models_are_run_as_they_are():
 
 def test_look_inside__kinds_that_are_not_there():
     image = torch.randn(1, 3, 64, 64)
-    with pytest.raises(
-        ValueError, match=r"^EMSNet has no super-tokens to look at; it has .*, c-mhsa; super-tokens: stvit_small.*$"
+    lacking = r"^EMSNet has no super-tokens to look at; it has .*, c-mhsa; super-tokens: stvit_small.*$"
+    for kinds, words in (
+        (["c-mhsa", "super-tokens"], lacking),
+        ("tokens", "kind 'tokens' is not known; choose among gradcam, attention"),
+        ([], "no kind was asked for; EMSNet has gradcam"),
     ):
-        look_inside(make_model("emsnet_xxtiny"), image, ["c-mhsa", "super-tokens"])
-    with pytest.raises(ValueError, match="kind 'tokens' is not known; choose among gradcam, attention"):
-        look_inside(make_model("emsnet_xxtiny"), image, "tokens")
-    with pytest.raises(ValueError, match="no kind was asked for; EMSNet has gradcam"):
-        look_inside(make_model("emsnet_xxtiny"), image, [])
+        with pytest.raises(ValueError, match=words):
+            look_inside(make_model("emsnet_xxtiny"), image, kinds)
     assert inside.WHERE.keys() == set(inside.KINDS)
     for name, kinds in OWN.items():
         assert set(kinds) <= set(kinds_of(make_model(name)))

@@ -32,16 +32,17 @@ def test_colours__are_perceptually_uniform():
     assert abs(found / 255 - matplotlib.colormaps["viridis"](shades)[:, :3]).max() < 0.02
 
 
-def test_scaled__from_0_to_1():
-    assert scaled(torch.tensor([[1.0, 3], [2, 5]])).tolist() == [[0, 0.5], [0.25, 1]]
-    assert scaled(torch.tensor([[1.0, float("nan")], [float("inf"), 5]])).tolist() == [[0, 0], [1, 1]]
-    assert scaled(torch.tensor([[2, 4]], dtype=torch.bfloat16)).tolist() == [[0, 1]]
-    assert scaled(torch.full((1, 2), float("nan"))).tolist() == [[0, 0]]
-
-
-def test_scaled__noise_is_no_map():
-    assert scaled(torch.zeros(2, 2)).tolist() == [[0, 0], [0, 0]]
-    assert scaled(torch.tensor([[1.0, 1.0001]])).tolist() == [[0.5, 0.5]]
+def test_scaled__from_0_to_1_and_noise_is_no_map():
+    nan, inf = float("nan"), float("inf")
+    for values, expected in (
+        ([[1.0, 3], [2, 5]], [[0, 0.5], [0.25, 1]]),
+        ([[1.0, nan], [inf, 5]], [[0, 0], [1, 1]]),
+        (torch.tensor([[2, 4]], dtype=torch.bfloat16), [[0, 1]]),
+        ([[nan, nan]], [[0, 0]]),
+        ([[0.0, 0], [0, 0]], [[0, 0], [0, 0]]),
+        ([[1.0, 1.0001]], [[0.5, 0.5]]),
+    ):
+        assert scaled(torch.as_tensor(values)).tolist() == expected
     assert is_flat(look([[1.0, 1.0001]])) and is_flat(look([[7.0]])) and not is_flat(look([[1.0, 1.1]]))
     assert not is_flat(look([[3, 3]], "labels"))
 
@@ -59,12 +60,9 @@ def test_heat__is_the_map_alone_or_the_image_alone():
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (224, 224)])
 @pytest.mark.parametrize("values", [[[0.0]], [[float("nan")]], torch.rand(7, 7), torch.rand(300, 2)])
 def test_heat__any_size(size, values):
-    found = overlay(image(*size), look(values))
-    assert found.size == size[::-1] and found.mode == "RGB"
-
-
-def test_heat__on_grey_images():
-    assert overlay(image().convert("L"), look(torch.rand(3, 3))).mode == "RGB"
+    for under in (image(*size), image(*size).convert("L")):
+        found = overlay(under, look(values))
+        assert found.size == size[::-1] and found.mode == "RGB"
 
 
 def test_nearest__every_pixel_that_of_its_place():
@@ -90,11 +88,8 @@ def test_labels__many_have_the_mean_of_their_pixels():
         inside = slice(4 * number + 1, 4 * number + 4)  # without the border
         mean = pixels(under)[:, 4 * number : 4 * number + 4].reshape(-1, 3).mean(0)
         assert abs(found[:, inside] - mean).max() <= 0.5
-
-
-def test_labels__below_zero_are_no_region():
-    under = Image.new("RGB", (8, 8), (200, 200, 200))
-    found = pixels(overlay(under, look([[-1, 4]], "labels")))
+    grey = Image.new("RGB", (8, 8), (200, 200, 200))
+    found = pixels(overlay(grey, look([[-1, 4]], "labels")))  # a label below zero is no region
     assert found[0, 0].max() < 70 and len(set(found[0, 0].tolist())) == 1
 
 
@@ -104,16 +99,12 @@ def test_mask__what_is_not_in_it_lies_in_the_shade():
     assert np.array_equal(found[:, :6], pixels(under)[:, :6])
     assert (found[:, 6] == colour(1)).all()  # the border
     assert found[:, 7:].mean() < 0.35 * pixels(under)[:, 7:].mean()
-    everywhere = overlay(under, look([[True]], "mask"))
-    assert np.array_equal(pixels(everywhere), pixels(under))
+    assert np.array_equal(pixels(overlay(under, look([[True]], "mask"))), pixels(under))
 
 
 def test_colour_bar():
-    flat, tall = pixels(colour_bar(50, 3)), pixels(colour_bar(3, 50))
-    assert flat.shape == (3, 50, 3) and flat[0, 0].tolist() == [68, 1, 84] and flat[2, -1].tolist() == [253, 231, 37]
-    assert np.array_equal(tall[::-1, 0], flat[0])  # the largest is on top
-    with pytest.raises(ValueError, match="a colour bar of 0 x 3 pixels"):
-        colour_bar(0, 3)
+    bar = pixels(colour_bar(50, 3))
+    assert bar.shape == (3, 50, 3) and bar[0, 0].tolist() == [68, 1, 84] and bar[2, -1].tolist() == [253, 231, 37]
 
 
 @pytest.mark.parametrize(

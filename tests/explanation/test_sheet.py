@@ -7,7 +7,7 @@ from PIL import Image
 
 from broadsight.explanation.maps.map import Look
 from broadsight.explanation.overlay import overlay
-from broadsight.explanation.sheet import BIG, COLUMNS, GAP, MARGIN, ROWS, TILE, WIDTH, arranged, overview_sheet, spread
+from broadsight.explanation.sheet import BIG, COLUMNS, GAP, MARGIN, ROWS, TILE, WIDTH, arranged, overview_sheet
 from broadsight.visual.colours import colour
 
 
@@ -35,29 +35,21 @@ def holds(sheet, part):
     return None
 
 
-def test_spread__evenly_with_both_ends():
-    assert spread([*range(12)], 8) == [0, 2, 3, 5, 6, 8, 9, 11]
-    assert spread([1, 2], 8) == [1, 2] and spread([*range(9)], 8)[-1] == 8
-
-
 def test_arranged__depth_left_to_right_a_row_for_each_thing():
     looks = [look(title=title, depth=depth) for depth in (1, 0, 2) for title in ("mean", "largest")]
     rows = arranged(looks)
-    assert [row.words for row in rows] == ["mean", "largest"]
-    assert [[one.depth for one in row.looks] for row in rows] == [[0, 1, 2], [0, 1, 2]]
-
-
-def test_arranged__of_many_heads_the_mean_alone():
-    titles = ["head mean", *(f"head {number}" for number in range(1, 6))]
-    (row,) = arranged([look(title=title, depth=depth) for depth in range(20) for title in titles])
-    assert row.words == "head mean (1 of 6 such maps)" and len(row.looks) == COLUMNS
-    assert {one.title for one in row.looks} == {"head mean"}
-
-
-def test_arranged__titles_that_count_layers_are_one_thing():
+    found = [(row.words, [one.depth for one in row.looks]) for row in rows]
+    assert found == [("mean", [0, 1, 2]), ("largest", [0, 1, 2])]
     looks = [look(title=f"history up to layer {depth + 1}", depth=depth) for depth in range(6)]
-    (row,) = arranged(looks)
+    (row,) = arranged(looks)  # titles that count layers are one thing
     assert row.words == "history up to layer …" and [one.depth for one in row.looks] == [*range(6)]
+
+
+def test_arranged__of_many_heads_the_mean_alone_of_layers_evenly_chosen():
+    titles = ["head mean", *(f"head {number}" for number in range(1, 6))]
+    (row,) = arranged([look(title=title, depth=depth) for depth in range(12) for title in titles])
+    assert row.words == "head mean (1 of 6 such maps)" and {one.title for one in row.looks} == {"head mean"}
+    assert [one.depth for one in row.looks] == [0, 2, 3, 5, 6, 8, 9, 11] and len(row.looks) == COLUMNS
 
 
 def test_arranged__tokens_of_one_layer_by_group():
@@ -67,10 +59,8 @@ def test_arranged__tokens_of_one_layer_by_group():
     tokens = [look(title=f"group {group}, token {token}") for group in (1, 2) for token in range(6)]
     assert [(row.words, len(row.looks)) for row in arranged(tokens)] == [("group 1", 6), ("group 2", 6)]
     assert [len(row.looks) for row in arranged([look(title=str(n)) for n in range(200)])] == [COLUMNS] * ROWS
-    deeper = [look(title=f"group 1, token {token}", depth=depth) for depth in (0, 1) for token in range(7)]
-    (row,) = arranged(deeper)
-    assert row.words == "the last of 2 layers"
-    assert {one.depth for one in row.looks} == {1}
+    (row,) = arranged([look(title=f"group 1, token {token}", depth=depth) for depth in (0, 1) for token in range(7)])
+    assert row.words == "the last of 2 layers" and {one.depth for one in row.looks} == {1}
 
 
 def test_sheet__holds_the_image_and_the_maps():
@@ -94,12 +84,12 @@ def test_sheet__bars_are_as_long_as_answers_are_probable():
     assert 1.85 < bars[0.2][0] / bars[0.2][1] < 2.15
 
 
-def test_sheet__warns():
+def test_sheet__warns_tells_of_flat_maps_and_grows_with_the_kinds():
     plain, warned = (overview_sheet(image(), [], title="x", warning=text) for text in ("", "untrained"))
     assert warned.height > plain.height and count(warned, (140, 58, 0)) > 20 and count(plain, (140, 58, 0)) == 0
-
-
-def test_sheet__grows_with_the_kinds():
+    sheets = (overview_sheet(image(), [look(values=values)]) for values in (torch.ones(2, 2), torch.eye(2)))
+    flat, other = ((np.asarray(sheet)[-60:] < 128).sum() for sheet in sheets)  # of the words below the map
+    assert flat > other
     kinds = ["gradcam", "attention", "map-tokens", "my-own"]
     heights = [overview_sheet(image(), [look(kind) for kind in kinds[:n]]).height for n in range(5)]
     assert heights == sorted(set(heights))
@@ -115,9 +105,3 @@ def test_sheet__of_any_image(size):
     answers = [("狗 ñ ∑ " * 40, 0.7), ("\n\t", float("nan")), ("", 2.0)]
     sheet = overview_sheet(image(*size), looks, answers, "n" * 900, subtitle="s" * 900, explained="not there")
     assert sheet.width == WIDTH and sheet.height < 3000
-
-
-def test_sheet__flat_maps_are_told():
-    flat, other = (overview_sheet(image(), [look(values=values)]) for values in (torch.ones(2, 2), torch.eye(2)))
-    words = slice(-60, None)
-    assert (np.asarray(flat)[words] < 128).sum() > (np.asarray(other)[words] < 128).sum()

@@ -12,7 +12,7 @@ from ...inspection.attention_rows import Rows
 from ...inspection.branch_structure import affine_layers
 from ...inspection.layout import layouts_of, path_of, prefix_tokens
 from ...inspection.watch import hooked
-from ...inspection.windows import Windows, cells_of, cuts, windows_of
+from ...inspection.windows import cells_of, cuts, windows_of
 from ...layers import CMHSA, AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention
 from .map import Collector, Look
 
@@ -45,6 +45,7 @@ class AttentionLooks(Collector):
 
     def __enter__(self) -> Collector:
         wanted = _outside_pools(self.model, self.names)
+        self.inputs.clear()
 
         def notes(module: nn.Module, args: tuple, _: dict) -> None:
             sizes = [tuple(x) for x in args if isinstance(x, tuple | list | torch.Size) and len(x) == 2]
@@ -56,10 +57,6 @@ class AttentionLooks(Collector):
             opened.enter_context(watch_attention(self.model, self._see, lambda name: name.partition("#")[0] in wanted))
             self._opened = opened.pop_all()
         return self
-
-    def __exit__(self, *_: Any) -> None:
-        super().__exit__()
-        self.inputs.clear()
 
     def looks(self) -> list[Look]:
         looks = []
@@ -89,14 +86,13 @@ class AttentionLooks(Collector):
         path = path_of(self.model, self.names[module])
         if any(_reordered(owner) for owner in path):
             return "its tokens are not in the order of their places"
-        shape = rows.shape
-        N, M = shape[-2:]
+        N, M = rows.shape[-2:]
         if isinstance(module, PartialAttention):  # one query, and the rows are its heads'
             grids = layouts_of((1, M, 1), self.image_size, prefixes=[0])
             return (rows.weights()[0].unflatten(-1, grids[0].grid), OF_BACKGROUND) if grids else _no_grid(M)
         layout = _layout(rows, module)
         if layout is None:
-            return f"its weights have the shape {tuple(shape)}, whose axes are unknown"
+            return f"its weights have the shape {tuple(rows.shape)}, whose axes are unknown"
         windows, heads = layout
         if N == M and self._among_channels(module, N, heads):
             return "it attends to channels, which are everywhere"
@@ -116,15 +112,13 @@ class AttentionLooks(Collector):
         asking = slice(0, 1) if of_class else slice(prefix if prefix < N else 0, N)
         maps = _arranged(rows.received(asking), heads, rows.head_axis)[:, 0, prefix:]  # heads h*w
         cells = None if prefix else cells_of(path[:2], self.inputs, self.image_size, M)
-        if cells is not None:  # the last row or column of cells reaches beyond the map
-            return _spread(maps, cells), RECEIVED
+        if cells is not None:  # each value at all places of its cell; the last cells reach beyond the map
+            h, w = cells.window
+            return cells.joined(maps[..., None].expand(*maps.shape, h * w)), RECEIVED
         return maps.unflatten(-1, grids[0].grid), OF_CLASS if of_class else RECEIVED
 
     def _among_channels(self, module: nn.Module, keys: int, heads: int) -> bool:
-        """Whether the keys are a head's channels: as many, and the module says so or other tokens came in.
-
-        XCiT's has a temperature for each head, DaViT's is called a channel attention.
-        """
+        """Whether the keys are a head's channels: as many, and the module says so or other tokens came in."""
         layer: Any = next(affine_layers(module), None)
         channels = getattr(layer, "in_features", None) or getattr(layer, "in_channels", None)
         shapes = [shape for shape in self.inputs.get(module, []) if len(shape) > 2]
@@ -176,9 +170,3 @@ def _spread_over(rows: Rows, inside: Tensor, heads: int) -> Tensor | None:
         return inside.repeat_interleave(heads, 0)
     axis = max((i for i in range(len(lead)) if i != rows.head_axis), key=lambda i: lead[i])
     return inside.view(*(n if i == axis else 1 for i, n in enumerate(lead)), N).expand(*lead, N)
-
-
-def _spread(maps: Tensor, cells: Windows) -> Tensor:
-    """Values of cells (heads, p*q), each at all places of its cell. -> (heads, H, W)."""
-    h, w = cells.window
-    return cells.joined(maps[..., None].expand(*maps.shape, h * w))

@@ -10,14 +10,13 @@ from ...inspection.layout import layouts_of
 from ...inspection.watch import hooked
 from ...layers import PartialAttention
 from ...layers.partial_attention import select_foreground
-from .map import Collector, LayerCall, Look
+from .map import Collector, Look
 
 
 class ForegroundLooks(Collector):
     """Of every partial attention: the foreground it chose, the choices up to there, and its query of the background.
 
-    The choice is that of the run. Its history is counted on the finest grid of all layers, to which the others are
-    resized by nearest places.
+    Choices are counted on the finest grid of all layers, to which the others are resized by nearest places.
     """
 
     kind = "foreground"
@@ -43,12 +42,15 @@ class ForegroundLooks(Collector):
         return scores.detach(), grid or layouts_of((1, tokens, 1), self.image_size, prefixes=[0], nearest=True)[0].grid
 
     def looks(self) -> list[Look]:
-        masks = [_chosen(call) for call in self.calls]
+        masks = []
+        for call in self.calls:
+            scores, grid = call.given
+            index = select_foreground(scores, call.module.foreground_count(scores.shape[1])).cpu()
+            masks.append(torch.zeros(scores.shape[1], dtype=torch.bool).index_fill(0, index, True).view(grid))
         finest = max((mask.shape for mask in masks), key=lambda shape: shape[0] * shape[1], default=None)
         found, times = [], torch.zeros(finest or (1, 1))
         for depth, (call, mask) in enumerate(zip(self.calls, masks, strict=True)):
-            chosen = int(mask.sum())
-            part = f"{chosen} of {mask.numel()} places are foreground and attend to each other"
+            part = f"{int(mask.sum())} of {mask.numel()} places are foreground and attend to each other"
             found.append(Look(self.kind, "foreground", call.layer, depth, "mask", mask, part))
             times = times + F.interpolate(mask[None, None].float(), list(times.shape), mode="nearest")[0, 0]
             often = f"in which share of the {depth + 1} layers so far each place was foreground"
@@ -58,10 +60,3 @@ class ForegroundLooks(Collector):
                 seen = "attention of the one query over the background, mean over heads; the foreground gets none"
                 found.append(self.heat(depth, call.layer, "background query", weights, seen))
         return found
-
-
-def _chosen(call: LayerCall) -> Tensor:
-    """(h, w), true for the foreground."""
-    scores, grid = call.given
-    index = select_foreground(scores, call.module.foreground_count(scores.shape[1]))
-    return torch.zeros(grid, dtype=torch.bool).view(-1).index_fill(0, index.cpu(), True).view(grid)

@@ -1,6 +1,5 @@
 """Grad-CAM at every depth: where the features are that speak for a class."""
 
-from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,7 +12,6 @@ from ...inspection.watch import eager, uncompiled
 from ..gradcam import cam, maps_and_gradients
 from .map import Look
 
-KIND = "gradcam"
 NOTE = "features of bright places raise the score of the class; those of dark ones do not, or lower it"
 
 # The places of each model's maps, by its modules and the images' size, since the search takes two passes of its own.
@@ -21,19 +19,16 @@ _found: WeakKeyDictionary[nn.Module, dict[tuple, list[Place]]] = WeakKeyDictiona
 
 
 def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, layer: str | None = None) -> list[Look]:
-    """Grad-CAM of one class on each of the model's feature maps, the last of which is the usual one.
+    """Grad-CAM of one class on each of the model's feature maps, the last of which is the usual one; in one pass.
 
     Maps that the answer does not depend on are left out, such as the patches that leave the last block of a ViT which
-    answers by its class token. All maps take one forward and one backward pass.
+    answers by its class token.
 
     Args:
         model: Normalised images (B, C, H, W) -> logits (B, classes); it may be frozen, compiled or in train mode.
         image: (1, C, H, W), normalised; moved to the model's device and dtype.
         target: Number of the class; the predicted one if None.
         layer: Path of a module whose map alone is looked at.
-
-    Raises:
-        ValueError: The model has no such class or layer, or no map that its answer depends on.
     """
     check_model(model)
     if image.ndim != 4 or len(image) != 1:
@@ -48,7 +43,15 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
 
     with torch.inference_mode(False), eager(inner), in_eval_mode(inner):
         image = moved(image.clone(), inner)
-        places = _places(inner, run, image) if layer is None else [place_named(inner, run, image, layer)]
+        if layer is None:
+            known = _found.setdefault(inner, {})
+            key = (tuple(image.shape[1:]), *map(id, inner.modules()))
+            if key not in known:
+                known.clear()  # one size at a time: places hold on to modules that may have been replaced
+                known[key] = places_of(inner, run, image)[::-1]
+            places = known[key]
+        else:
+            places = [place_named(inner, run, image, layer)]
         if not places:
             raise ValueError(f"gradcam finds no feature map in {type(inner).__name__}; look at another kind")
         pairs = list(zip(places, maps_and_gradients(run, image, places, target), strict=True))
@@ -57,17 +60,5 @@ def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, la
         # Of a model that names no maps, the last one of each size
         last = {place.name if place.said else place.layout.grid: (place, cam(*pair)) for place, pair in kept}
     title = f"class {classes[0] if target is None else target}"
-    return [
-        Look(KIND, title, place.name, depth, "heat", values[0].cpu(), NOTE)
-        for depth, (place, values) in enumerate(last.values())
-    ]
-
-
-def _places(model: nn.Module, run: Callable[[Tensor], Tensor], image: Tensor) -> list[Place]:
-    """The places of the model's maps, the first first; remembered for the model that was looked at last."""
-    known = _found.setdefault(model, {})
-    key = (tuple(image.shape[1:]), *map(id, model.modules()))
-    if key not in known:
-        known.clear()  # one size at a time: places hold on to modules that may have been replaced
-        known[key] = places_of(model, run, image)[::-1]
-    return known[key]
+    shown = enumerate(last.values())
+    return [Look("gradcam", title, one.name, depth, "heat", values[0].cpu(), NOTE) for depth, (one, values) in shown]

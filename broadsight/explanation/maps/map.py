@@ -15,14 +15,12 @@ class Look:
     """A map over an image.
 
     Args:
-        kind: Which sort of map: "gradcam", "attention", "map-tokens", "super-tokens", "abstract-tokens", "fusion",
-            "foreground" or "c-mhsa".
+        kind: Which sort of map, one of `broadsight.explanation.inside.KINDS`.
         title: What it shows, such as "group 1, token 3"; different for every look of one kind and depth.
         layer: Path of the module that it was taken from.
         depth: Number of that layer among those of its kind, from 0 in order of execution.
         form: "heat" (float, 0 or more), "labels" (integers: the region of each place) or "mask" (bool).
-        values: (h, w) on the CPU, at its own resolution. Over the image it is resized: linearly if it is a heat map,
-            to the nearest place otherwise.
+        values: (h, w) on the CPU, at its own resolution. Over the image a heat map is resized linearly.
         note: One line on how to read it.
     """
 
@@ -37,19 +35,14 @@ class Look:
 
 @dataclass
 class LayerCall:
-    """One call of a layer.
+    """One call of a layer."""
 
-    Args:
-        layer: Path of the layer.
-        module: The layer.
-        given: What `Collector.given` kept of its arguments.
-        rows: Of all its attentions, in order; their inputs stay as they are in a pass without gradients.
-    """
-
-    layer: str
+    layer: str  # its path
     module: Any
-    given: Any
-    rows: list[Rows] = field(default_factory=list)
+    given: Any  # what `Collector.given` kept of its arguments
+    rows: list[Rows] = field(
+        default_factory=list
+    )  # of its attentions, in order; they stay as they are without gradients
 
     def weights(self, axes: int, axis: int = -1) -> list[Tensor]:
         """Weights with that number of axes, of soft-maxes over that axis from the end; it is the last of the result."""
@@ -57,11 +50,10 @@ class LayerCall:
 
 
 class Collector:
-    """Collects the looks of one kind while one image (1, C, H, W) passes a model.
+    """Collects the looks of one kind while one image (1, C, H, W) passes a model, and changes nothing.
 
-    It is a context manager: hooks are on the model inside the `with`, and gone after it, however that ends. It keeps
-    the calls of some layers and their attentions, in order of execution, and changes nothing. `looks` is valid after
-    the pass, inside the `with` or after it.
+    A context manager: hooks are on the model inside the `with`, and gone after it, however that ends. It keeps calls
+    of some layers and their attentions, in order of execution. `looks` is valid after the pass.
     """
 
     kind: str

@@ -93,10 +93,11 @@ def test_windows__are_joined_at_their_places(name, place):
     found = [look for look in looks(model, size) if look.depth == 0]
     assert [look.title for look in found] == ["head mean", "head 1", "head 2"]
     for look in found:
-        assert (look.kind, look.form, look.values.shape) == ("attention", "heat", size)
-        assert look.values.dtype == torch.float32
-        largest = divmod(int(look.values.argmax()), size[1])
-        assert largest == place and look.note.endswith("those of its window; bright is much")
+        about = look.kind, look.form, look.values.shape, look.values.dtype
+        assert about == ("attention", "heat", size, torch.float32)
+        assert divmod(int(look.values.argmax()), size[1]) == place and look.note.endswith(
+            "those of its window; bright is much"
+        )
         if "shifted" not in name:  # there, not all of a window may attend to each other
             assert look.values[place].item() == pytest.approx(1, abs=1e-3)
         # Elsewhere, somebody else's window or nothing is left: the spot is the only one.
@@ -202,15 +203,12 @@ def test_skipped__where_places_are_unknown():
     assert skipped(hiera, (64, 64)) == (0, {"its tokens are not in the order of their places"})
 
 
-@pytest.mark.parametrize(
-    ("name", "shapes", "words"),
-    [
-        ("mat_1", {(6, 4), (3, 2)}, "abstract tokens"),
-        ("partialformer_b0", {(24, 16), (12, 8), (6, 4), (3, 2)}, "foreground"),
-        ("emsnet_xxtiny", {(24, 16), (12, 8), (6, 4), (3, 2)}, "c-mhsa"),
-        ("stvit_small", None, None),
-    ],
-)
+ALL = {(24, 16), (12, 8), (6, 4), (3, 2)}
+OURS = [("mat_1", {(6, 4), (3, 2)}, "abstract tokens"), ("partialformer_b0", ALL, "foreground")]
+OURS += [("emsnet_xxtiny", ALL, "c-mhsa"), ("stvit_small", None, None)]
+
+
+@pytest.mark.parametrize(("name", "shapes", "words"), OURS)
 @torch.no_grad()
 def test_ours__have_attention_over_the_image(name, shapes, words):
     model, x = randomize(shallow(name)).eval(), torch.randn(1, 3, 96, 64)
@@ -224,14 +222,11 @@ def test_ours__have_attention_over_the_image(name, shapes, words):
     assert words is None or all(words in reason for reason in collector.skipped.values())
 
 
-def test_suits__transformers_and_not_a_pool_on_a_cnn():
-    assert AttentionLooks.suits(created("test_vit"))
+def test_suits__transformers_and_not_a_pool_on_a_cnn_and_an_error_leaves_no_hooks():
+    model = created("test_vit")
+    assert AttentionLooks.suits(model)
     assert not AttentionLooks.suits(timm.create_model("test_resnet"))
     assert not AttentionLooks.suits(broadsight.swap_pool("test_resnet", "map", num_classes=5))
-
-
-def test_error__leaves_no_hooks():
-    model = created("test_vit")
     with pytest.raises(ZeroDivisionError), AttentionLooks(model, (160, 160)):
         raise ZeroDivisionError
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

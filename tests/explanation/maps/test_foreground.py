@@ -29,26 +29,19 @@ looks_of = partial(collected.looks_of, ForegroundLooks)
 
 
 def test_looks__of_scores_set_by_hand():
-    fine = torch.tensor([[[9.0, 0.0, 7.0, 0.0], [0.0, 7.0, 0.0, 7.0]]])  # of equals, the first in the raster
-    coarse = torch.tensor([[[0.0, 1.0]]])
-    first = Block(PartialAttention(4, 2, (3, 8)), fine)
-    second = Block(PartialAttention(4, 2, (1, 0)), coarse)
-    pool = nn.AvgPool2d(2)
-
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second = first, second
+            fine = torch.tensor([[[9.0, 0.0, 7.0, 0.0], [0.0, 7.0, 0.0, 7.0]]])  # of equals, the first in the raster
+            self.first = Block(PartialAttention(4, 2, (3, 8)), fine)
+            self.second = Block(PartialAttention(4, 2, (1, 0)), torch.tensor([[[0.0, 1.0]]]))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.second(pool(self.first(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+            return self.second(F.avg_pool2d(self.first(x).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1))
 
     found = looks_of(Model(), torch.randn(1, 2, 4, 4))
-    assert [look.title for look in found if look.depth == 1] == [
-        "foreground",
-        "history up to layer 2",
-        "background query",
-    ]
+    titles = [look.title for look in found if look.depth == 1]
+    assert titles == ["foreground", "history up to layer 2", "background query"]
     by = {(look.title, look.depth): look for look in found}
     assert by["foreground", 0].values.tolist() == [[True, False, True, False], [False, True, False, False]]
     assert by["foreground", 1].values.tolist() == [[False, True]]

@@ -50,7 +50,6 @@ def made(name):
 def by_the_package(model, image, layer, target):
     """Their map (H, W), 0 to 1."""
     package = pytest.importorskip("pytorch_grad_cam")
-    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
     def reshape(x):
         if x.ndim == 3:  # (B, N, C), a class token or register first
@@ -59,7 +58,7 @@ def by_the_package(model, image, layer, target):
         return x if 2 * x.shape[3] == 3 * x.shape[2] else x.permute(0, 3, 1, 2)
 
     with torch.enable_grad(), package.GradCAM(model, [model.get_submodule(layer)], reshape_transform=reshape) as cam:
-        found = cam(image, None if target is None else [ClassifierOutputTarget(target)])[0]
+        found = cam(image, None if target is None else [lambda logits: logits[target]])[0]
     return found / max(found.max(), 1e-7)  # their smallest number in place of zero would be seen in faint maps
 
 
@@ -87,15 +86,10 @@ def test_agrees_with_the_package(name):
         assert [look.depth for look in looks] == [*range(len(looks))] and len(looks) > 1
         assert {look.title for look in looks} == {f"class {best if target is None else target}"}
         assert {(look.kind, look.form, look.values.dtype) for look in looks} == {("gradcam", "heat", torch.float32)}
-        compared = 0
-        for look in looks[-2:]:
-            theirs = by_the_package(model, image, look.layer, target)
-            if theirs.any():
-                assert agree(on_the_image(look, image.shape[-2:]), theirs)
-                compared += 1
-            else:  # nothing speaks for the class
-                assert not look.values.any()
-        assert compared
+        theirs = [by_the_package(model, image, look.layer, target) for look in looks[-2:]]
+        assert any(one.any() for one in theirs)
+        for look, one in zip(looks[-2:], theirs, strict=True):  # where nothing speaks for the class, both are zero
+            assert agree(on_the_image(look, image.shape[-2:]), one) if one.any() else not look.values.any()
 
 
 @pytest.mark.parametrize(
@@ -117,9 +111,8 @@ def test_at_a_chosen_layer(name, layer):
 
 def test_depths__are_stages_or_blocks_the_last_of_which_the_answer_depends_on():
     model, image = made("resnet18")
-    looks = gradcam_looks(model, image)
-    assert [look.layer for look in looks][-4:] == ["layer1", "layer2", "layer3", "layer4"]
-    assert [tuple(look.values.shape) for look in looks][-4:] == [(16, 24), (8, 12), (4, 6), (2, 3)]
+    found = [(look.layer, *look.values.shape) for look in gradcam_looks(model, image)]
+    assert found[-4:] == [("layer1", 16, 24), ("layer2", 8, 12), ("layer3", 4, 6), ("layer4", 2, 3)]
     model, image = made("vit")  # it answers by the class token: patches that leave the last block change nothing
     assert [look.layer for look in gradcam_looks(model, image)] == ["blocks.0", "blocks.1", "blocks.2"]
     model, image = made("map")
@@ -170,39 +163,19 @@ def test_leaves_no_trace_and_works_on_frozen_models():
 def test_restores_after_an_error():
     model, image = copy.deepcopy(made("swin"))
     model.train()
-    with pytest.raises(ValueError, match="class 7; the model has 7: expected 0 to 6"):
-        gradcam_looks(model, image, 7)
-    with pytest.raises(ValueError, match="class -1; the model has 7"):
-        gradcam_looks(model, image, -1)
+    for target, words in ((7, "class 7; the model has 7: expected 0 to 6"), (-1, "class -1; the model has 7")):
+        with pytest.raises(ValueError, match=words):
+            gradcam_looks(model, image, target)
     assert model.training and not any(module._forward_hooks for module in model.modules())
 
 
-def test_models_that_say_nothing_of_their_maps():
+def test_models_that_say_nothing_of_their_maps_and_answers_that_depend_on_nothing():
     looks = gradcam_looks(Plain(), torch.randn(1, 3, 32, 48))
-    assert [tuple(look.values.shape) for look in looks] == [(16, 24), (8, 12)]
-    assert looks[-1].layer == "act"
-
-
-def test_an_answer_that_depends_on_nothing_is_a_flat_map():
+    assert [tuple(look.values.shape) for look in looks] == [(16, 24), (8, 12)] and looks[-1].layer == "act"
     model = Plain()
     nn.init.zeros_(model.fc.weight)
     (look,) = gradcam_looks(model, torch.randn(1, 3, 32, 32))
     assert look.values.shape == (8, 8) and not look.values.any()
-
-
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        ("layr4", r"ResNet has no layer 'layr4'; expected the path of a module; nearest: layer4"),
-        ("", "has no layer ''"),
-        ("fc", r"layer fc gives \(1, 7\), which is no map of several places; choose another layer"),
-        ("global_pool", "which is no map of several places"),
-    ],
-)
-def test_layers__refused(layer, message):
-    model, image = made("resnet18")
-    with pytest.raises(ValueError, match=message):
-        gradcam_looks(model, image, layer=layer)
 
 
 def test_refused():
@@ -210,7 +183,14 @@ def test_refused():
         def forward(self, x):
             return x.flatten(1)[:, :2]
 
-    with pytest.raises(ValueError, match="gradcam finds no feature map in Flat"):
-        gradcam_looks(Flat(), torch.randn(1, 3, 8, 8))
-    with pytest.raises(ValueError, match=r"image has shape \(2, 3, 8, 8\); expected one, as \(1, C, H, W\)"):
-        gradcam_looks(Plain(), torch.randn(2, 3, 8, 8))
+    several = "which is no map of several places"
+    for (model, image), layer, message in (
+        (made("resnet18"), "layr4", r"ResNet has no layer 'layr4'; expected the path of a module; nearest: layer4"),
+        (made("resnet18"), "", "has no layer ''"),
+        (made("resnet18"), "fc", rf"layer fc gives \(1, 7\), {several}; choose another layer"),
+        (made("resnet18"), "global_pool", several),
+        ((Flat(), torch.randn(1, 3, 8, 8)), None, "gradcam finds no feature map in Flat"),
+        ((Plain(), torch.randn(2, 3, 8, 8)), None, r"image has shape \(2, 3, 8, 8\); expected one, as \(1, C, H, W\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gradcam_looks(model, image, layer=layer)
