@@ -15,19 +15,13 @@ from .watch import hooked
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model keeps a map: in the output of a module.
-
-    Args:
-        item: Number of the map if that is a tuple.
-        name: Path of the module; of the outermost one if several give the very same tensor.
-        said: Whether the model says that this is a map of its features, rather than having the shape of one.
-    """
+    """Where a model keeps a map: in the output of a module."""
 
     module: nn.Module
-    item: int | None
+    item: int | None  # number of the map if the output is a tuple
     layout: Layout
-    name: str = ""
-    said: bool = True
+    name: str = ""  # path of the module; of the outermost one if several give the very same tensor
+    said: bool = True  # whether the model says that this is a map of its features, rather than having the shape of one
 
     def tensor(self, output: Any) -> Tensor:
         return output if self.item is None else output[self.item]
@@ -49,11 +43,8 @@ class Place:
 def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) -> list[Place]:
     """Where the maps of more than one place are found in a pass over one image, the last first.
 
-    A model says what its maps are, not which module gives them: they are recognised by their values, in any layout. For
-    a model that says nothing these are all outputs that may be maps.
-
-    Args:
-        run: A plain pass, in which the modules take part.
+    A model says what its maps are, not which module gives them: they are recognised by their values in a plain `run`,
+    in any layout. For a model that says nothing these are all outputs that may be maps.
     """
     names = {module: name for name, module in model.named_modules()}
     maps: list[tuple[Tensor, float]] | None = None  # with their largest values
@@ -81,8 +72,7 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
 
     with hooked(names, after=look), torch.no_grad():
         # Both with hooks, with which a model may take another form, with other roundings
-        said = [x for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
-        maps = [(x, float(x.abs().max())) for x in said]
+        maps = [(x, float(x.abs().max())) for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
         run(images)
     # A stage that gives what its last layer gave is the better name for it, unless other maps are in there too
     for number, inside in around.items():
@@ -94,11 +84,7 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
 
 
 def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, layer: str) -> Place:
-    """The map that a module gives, by the module's path; found in a pass over one image.
-
-    Raises:
-        ValueError: There is no such module, or what it gives is no map of more than one place.
-    """
+    """The map that a module gives, by the module's path; found in a pass over one image."""
     modules = dict(model.named_modules())
     if not layer or layer not in modules:
         near = nearest(layer, [name for name in modules if name], 3)

@@ -1,6 +1,7 @@
 """Analyses through the functions: which models and images they are of, what they give, what they refuse."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from PIL import Image
 import broadsight
 from broadsight import analysis
 from broadsight.analysis.images import Batches, images_for, open_images
-from broadsight.analysis.measured_fronts import analyze_front
 from broadsight.analysis.record import heading, plain, record_of
 from broadsight.analysis.request import Request
 from broadsight.analysis.run import analyze
@@ -129,25 +129,29 @@ def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
 
 
 def test_scenes_are_so_many_as_asked():
-    subjects = open_subjects(Request("variance", ("test_resnet",), **RANDOM))
-    found = open_images(subjects, "scenes:6", labelled=False)
+    asked = Request("variance", ("test_resnet",), **RANDOM)
+    subjects = open_subjects(asked)
+    found = open_images(subjects, replace(asked, data="scenes:6"), labelled=False)
     assert len(found.source) == 6 and found.source.name(0).startswith("scenes/val/")
     assert found.description["data"] == "scenes:6" and found.notes == ()
-    found = open_images(subjects, None, labelled=False)
+    found = open_images(subjects, asked, labelled=False)
     assert len(found.source) == 2000 and "built-in scenes" in found.notes[0]
     for wrong in ("scenes:0", "scenes:many", "scenes:-3"):
-        assert "is not a count" in refusal(lambda wrong=wrong: open_images(subjects, wrong, labelled=False))
+        request = replace(asked, data=wrong)
+        assert "is not a count" in refusal(lambda request=request: open_images(subjects, request, labelled=False))
 
 
 def test_pairs_of_images_and_masks_and_lists(tmp_path):
-    subjects = open_subjects(Request("variance", ("test_resnet",), **RANDOM))
+    asked = Request("variance", ("test_resnet",), data=str(tmp_path), **RANDOM)
+    subjects = open_subjects(asked)
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40)).save(tmp_path / name / "a.png")
-    found = open_images(subjects, str(tmp_path), labelled=False)
+    found = open_images(subjects, asked, labelled=False)
     assert [found.source.name(i) for i in range(len(found.source))] == [f"{tmp_path}/images/a.png"]
     (tmp_path / "list.txt").write_text("images/a.png\n")
-    assert len(open_images(subjects, str(tmp_path / "list.txt"), labelled=False).source) == 1
+    listed = replace(asked, data=str(tmp_path / "list.txt"))
+    assert len(open_images(subjects, listed, labelled=False).source) == 1
 
 
 def test_labels_reach_the_tokens(images, pooled):
@@ -184,7 +188,7 @@ def test_runs_of_one_model_are_called_by_their_folders(pooled):
 
 
 def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
-    found = analyze_front(Request("front", (str(pooled),), **SMALL))
+    found = analyze(Request("front", (str(pooled),), threads=1, device="cpu", size=SIZE))
     assert list(found.results) == ["latency_ms", "macs", "parameters"]
     ((point,),) = [one.points for one in found.results["parameters"].fronts]
     assert (point.x, point.accuracy) == (sum(p.numel() for p in found.subjects[0].model.parameters()), 75.0)
@@ -204,7 +208,7 @@ def test_front_asks_about_data(images, pooled):
         model_args={"num_classes": 2},
         **RANDOM,
     )
-    found = analyze_front(asked)
+    found = analyze(asked)
     points = [point for one in found.results["macs"].fronts for point in one.points]
     assert {point.label for point in points} == {"test_resnet-map", "test_resnet, random weights"}
     assert all(round(7 * point.accuracy / 100, 6).is_integer() for point in points)
@@ -213,11 +217,11 @@ def test_front_asks_about_data(images, pooled):
 
 
 def test_front_refusals(run, tmp_path):
-    assert "needs MODEL|RUN" in refusal(lambda: analyze_front(Request("front", ())))
-    assert "needs --data" in refusal(lambda: analyze_front(Request("front", ("test_resnet",), **RANDOM)))
-    assert "none of our models" in refusal(lambda: analyze_front(Request("front", (), set={"paper": "x_*"})))
+    assert "needs MODEL|RUN" in refusal(lambda: analyze(Request("front", ())))
+    assert "needs --data" in refusal(lambda: analyze(Request("front", ("test_resnet",), **RANDOM)))
+    assert "none of our models" in refusal(lambda: analyze(Request("front", (), set={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
-    assert "holds no accuracy" in refusal(lambda: analyze_front(Request("front", (str(tmp_path / "bad.json"),))))
+    assert "holds no accuracy" in refusal(lambda: analyze(Request("front", (str(tmp_path / "bad.json"),))))
 
 
 def test_an_interrupt_keeps_what_is_done(images, run):

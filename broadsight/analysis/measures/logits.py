@@ -4,23 +4,20 @@ After MAP's Fig. 5: tokens scatter about the centre of their group, groups about
 its axes. Here they are the logits of two classes, or the principal directions of all logits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...inspection.passing import Seen
+from ...inspection.passing import Images, Seen
 from ...visual.plots import PALETTE, need_matplotlib
 from .base import Measure, Rows, register_measure
-from .frame import draws, new_figure
-from .token_groups import OF_TOKENS, Answers, hear_tokens
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import Figure, Result, draws, new_figure
+from .tokens import OF_TOKENS, Answers, hear_tokens
 
 VIEWS = ("classes", "pca")
 MARKERS = "osDvPX"  # of groups; triangles are the centres
@@ -28,32 +25,22 @@ AGGREGATE = PALETTE[-1]  # no group has this colour
 
 
 @dataclass(frozen=True)
-class TokenLogits:
-    """Points of N images, G groups of T tokens.
+class TokenLogits(Result):
+    """Points of N images, G groups of T tokens, whose axes are the logits of two "classes", or directions by "pca".
 
-    Args:
-        view: "classes": axes are the logits of two classes. "pca": the two directions in which tokens differ most.
-        tokens: (N, G, T, 2). In "classes" each token's share of its group's logits, without the bias, or its group's
-            logits where that has one token. In "pca" the result of `placed`.
-        groups: (N, G, 2)
-        aggregate: (N, 2)
-        classes: (N, 2), the classes of the axes for each image; None in "pca".
-        labels: (N,) or None.
-        answers: (N,), the model's answers.
-        chosen: Whether the caller chose the classes, the same for all images; else the first is the true one, or
-            without labels the answer, and the second the strongest other.
-        explained: In "pca" the part of the variance that each direction holds.
+    Of classes a token has its share of its group's logits, without the bias, or these where there is one token; in
+    "pca" it is where `placed` puts it.
     """
 
-    view: str
-    tokens: Tensor
-    groups: Tensor
-    aggregate: Tensor
-    classes: Tensor | None
-    labels: Tensor | None
-    answers: Tensor
-    chosen: bool = False
-    explained: tuple[float, float] | None = None
+    view: str  # "classes", or "pca" for the two directions in which tokens differ most
+    tokens: Tensor  # (N, G, T, 2)
+    groups: Tensor  # (N, G, 2)
+    aggregate: Tensor  # (N, 2)
+    classes: Tensor | None  # (N, 2), of the axes for each image; None in "pca"
+    labels: Tensor | None  # (N,)
+    answers: Tensor  # (N,), the model's
+    chosen: bool = False  # whether the caller chose the classes, the same for all images
+    explained: tuple[float, float] | None = None  # in "pca" the part of the variance that each direction holds
 
     def placed(self) -> Tensor:
         """Tokens (N, G, T, 2) in the scale of their groups: T times their shares, and the bias of the group.
@@ -63,21 +50,18 @@ class TokenLogits:
         return self.tokens if self.view == "pca" else _placed(self.tokens, self.groups)
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        points: dict[str, Tensor | None] = dict(
-            tokens=self.tokens, groups=self.groups, aggregate=self.aggregate, answer=self.answers
-        )
-        points |= dict(label=self.labels, classes=self.classes)
+        points: dict[str, Tensor | None] = dict(tokens=self.tokens, groups=self.groups, aggregate=self.aggregate)
+        points |= dict(answer=self.answers, label=self.labels, classes=self.classes)
         lists = {name: values.tolist() for name, values in points.items() if values is not None}
         images = [dict(zip(lists, one, strict=True)) for one in zip(*lists.values(), strict=True)]
-        count = dict(images=len(images), groups=self.tokens.shape[1], tokens=self.tokens.shape[2])
+        count = dict(zip(("images", "groups", "tokens"), self.tokens.shape, strict=False))
         record: dict[str, Any] = {"view": self.view, **count, "chosen": self.chosen, "points": images}
         return record | ({} if self.explained is None else {"explained": list(self.explained)})
 
 
 def token_logits(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
+    images: Images,
     labels: Tensor | None = None,
     *,
     classes: Sequence[int] | None = None,
@@ -89,18 +73,13 @@ def token_logits(
     """Tokens, groups and aggregate of a model with multi-token pooling as points in a plane.
 
     Args:
-        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50; in any mode, which it
-            keeps.
+        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50.
         images, batch_size, seen: As for `pass_images`; the second of a tuple of images is their labels.
         labels: (B,) class numbers of images that come as one tensor.
         classes: Two classes whose logits are the axes, for all images; without them each image has its own: the true
             class, or without labels the answer, and the strongest other.
-        view: "classes", or "pca" for the two directions in which the tokens' logits differ most.
+        view: "classes" or "pca".
         limit: Images at most; no more are read. All if None.
-
-    Raises:
-        ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels or
-            classes do not fit.
     """
     if view not in VIEWS:
         raise ValueError(f"view={view!r} is not known; choose {' or '.join(map(repr, VIEWS))}")
@@ -119,22 +98,21 @@ def token_logits(
         heard.append({name: x.cpu() for name, x in (found | more).items()})
 
     hear_tokens(model, images, labels, hear, limit=limit, batch_size=batch_size, seen=seen)
-    points: dict[str, Any] = {name: torch.cat([one[name] for one in heard]) for name in heard[0]}
+    points: dict[str, Any] = {"classes": None, "labels": None}
+    points |= {name: torch.cat([one[name] for one in heard]) for name in heard[0]}
     if view == "pca":
         points |= _principal(points["tokens"], points["groups"], points["aggregate"])
-    points = {"classes": None, "labels": None, **points}
     return TokenLogits(view, **points, chosen=pair is not None)
 
 
 @draws(TokenLogits, "token_logits")
-def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> "Figure":
+def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> Figure:
     """Draw a panel for each model: tokens, the centres of their groups, and the aggregates.
 
     Tokens are drawn where `placed` puts them. With the logits of two classes, points below the diagonal are for the
     first of them.
 
     Args:
-        points: Results of `token_logits`, by the names for the panels.
         names: Names of the classes, by number.
     """
     need_matplotlib()
@@ -150,9 +128,8 @@ def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | 
         panel.set(title=label, xlabel=across, ylabel=up)
     for panel in panels[len(points) :]:
         panel.set_visible(False)
-    most = max(one.tokens.shape[1] for one in points.values())
     handles = []
-    for group in range(min(most, len(MARKERS) * 5)):
+    for group in range(min(max(one.tokens.shape[1] for one in points.values()), len(MARKERS) * 5)):
         colour, marker = _style(group)
         handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", label=f"tokens of group {group + 1}"))
     edge: dict[str, Any] = dict(marker="^", linestyle="", markeredgecolor="black")
@@ -175,13 +152,12 @@ def rows(result: TokenLogits) -> Rows:
 def _draw(panel: Any, one: TokenLogits) -> None:
     placed, few = one.placed(), len(one.aggregate) <= 20  # of many images, marks must not cover each other
     tokens, centres, all_ = (26, 60, 90) if few else (8, 11, 16)
+    edge: dict[str, Any] = dict(marker="^", edgecolor="black", linewidth=0.5 if few else 0.2, zorder=3)
     for group in range(placed.shape[1]):
         colour, marker = _style(group)
         spread = placed[:, group].flatten(0, 1).T.tolist()
         panel.scatter(*spread, s=tokens, color=colour, marker=marker, alpha=0.5, linewidth=0)
-    edge: dict[str, Any] = dict(marker="^", edgecolor="black", linewidth=0.5 if few else 0.2, zorder=3)
-    for group in range(placed.shape[1]):
-        panel.scatter(*one.groups[:, group].T.tolist(), s=centres, color=_style(group)[0], **edge)
+        panel.scatter(*one.groups[:, group].T.tolist(), s=centres, color=colour, **edge)
     panel.scatter(*one.aggregate.T.tolist(), s=all_, color=AGGREGATE, **edge)
     panel.set_aspect("equal", adjustable="datalim")
     if one.view == "classes":

@@ -207,14 +207,9 @@ def test_a_run(tmp_path):
     (found,) = read_points(tmp_path, "parameters")
     assert found == Point(tmp_path.name, 1000.0, 60.0, "ours", "flowers, val")
     assert read_points(tmp_path)[0].x is None
-    asked = []
-
-    def measured(path):
-        asked.append(path)
-        return {"title": "resnet-map", "macs": 5, "latency_ms": Summary(10.0, 1.0, 0.2), "parameters": None}
-
+    measured = {"title": "resnet-map", "macs": 5, "latency_ms": Summary(10.0, 1.0, 0.2), "parameters": None}
     (found,) = read_points(tmp_path, measured=measured)
-    assert asked == [tmp_path] and (found.label, found.x, found.low, found.high) == ("resnet-map", 10.0, 9.0, 11.0)
+    assert (found.label, found.x, found.low, found.high) == ("resnet-map", 10.0, 9.0, 11.0)
     assert read_points(tmp_path, "macs", measured)[0].x == 5
     (tmp_path / "metrics.jsonl").unlink()
     assert read_points(tmp_path, "parameters")[0].accuracy is None  # not evaluated yet
@@ -274,7 +269,7 @@ def test_times_under_different_conditions_are_told_of():
 def test_plot(tmp_path):
     measured = [Point("a", 10e9, 60), Point("b", 20e9, 55), Point("c", 30e9, 80)]
     both = fronts([*measured, Point("d", 5e9, 79, "paper")], "macs")
-    figure = plot_fronts(both, tmp_path / "front.png")
+    figure = plot_fronts({"": both}, tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 5000
     (panel,) = figure.axes
     steps = [[list(pair) for pair in line.get_xydata()] for line in panel.lines]
@@ -287,13 +282,13 @@ def test_plot(tmp_path):
     two = plot_fronts({"one": timed, "two": both})
     assert [panel.get_xlabel() for panel in two.axes] == ["latency, ms per image", "MACs, G"]
     assert two.axes[0].get_xscale() == "log" and two.axes[1].get_xscale() == "linear"
-    assert all(plot_fronts(fronts(points((0, 50)), x)) for x in AXES)
+    assert all(plot_fronts({x: fronts(points((0, 50)), x)}) for x in AXES)
 
 
 def test_names_do_not_cover_each_other():
     crowd = [Point(f"model {i}", 10 + 0.01 * i, 50 - 0.01 * i) for i in range(40)]
     apart = [Point("cheap", 1, 40), Point("dear", 20, 90)]
-    figure = plot_fronts(fronts([*crowd, *apart]))
+    figure = plot_fronts({"": fronts([*crowd, *apart])})
     figure.draw_without_rendering()
     texts = figure.axes[0].texts
     names = [text.get_text() for text in texts]

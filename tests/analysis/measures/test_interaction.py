@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from broadsight.analysis.measures import interaction
 from broadsight.analysis.measures.interaction import (
-    designed,
+    Design,
     interaction_strength,
     masked,
-    passes_per_image,
     plot_interaction_strength,
 )
 from tests.zoo import shallow
@@ -134,9 +133,9 @@ def test_masked__shows_the_patches_of_a_subset_alone(size):
 
 
 def test_orders__are_shares_or_numbers():
-    assert designed((7, 7), (0.05, 0.5, 0.95, 1.0), 1, 1).orders == (2, 24, 47)  # round(0.95 * 49) = n - 2
-    assert designed((2, 2), interaction.ORDERS, 1, 1).orders == (0, 1, 2)
-    assert designed((7, 7), (3, 0), 1, 1).orders == (0, 3)
+    assert Design((7, 7), (0.05, 0.5, 0.95, 1.0), 1, 1).orders == (2, 24, 47)  # round(0.95 * 49) = n - 2
+    assert Design((2, 2), interaction.ORDERS, 1, 1).orders == (0, 1, 2)
+    assert Design((7, 7), (3, 0), 1, 1).orders == (0, 3)
 
 
 # ---- samples
@@ -165,7 +164,7 @@ def test_sample__is_within_its_error(population):
 
 
 def test_contexts__are_different_and_of_their_size():
-    design = designed(GRID, (2, 3), 15, 3)  # of 6 and 4
+    design = Design(GRID, (2, 3), 15, 3)  # of 6 and 4
     subsets = list(design.subsets(random.Random(0)))
     assert subsets[0] == tuple(range(6)) and len(subsets) == 1 + 4 * 15 * 6
     pairs = set()
@@ -233,9 +232,10 @@ def test_passes__are_counted_bounded_and_told(population):
     model, told = OfPatches(curved), []
     options = dict(grid=GRID, orders=(0, 2, 4), pairs=3, contexts=5)
     interaction_strength(model, make_images(population[0][:3]), batch_size=8, seen=told.append, **options)
-    assert sum(model.passed) == 3 * passes_per_image(**options) == 3 * (1 + 4 * 3 * (1 + 5 + 1))
+    assert sum(model.passed) == 3 * (1 + 4 * 3 * (1 + 5 + 1))
     assert max(model.passed) == 8 and told == sorted(told) and told[-1] == 3
-    assert passes_per_image() == 1441
+    default = Design(interaction.GRID, interaction.ORDERS, 6, 6)
+    assert len(list(default.subsets(random.Random(0)))) == 1441
 
 
 # ---- models

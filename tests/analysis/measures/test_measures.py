@@ -10,7 +10,7 @@ import torch
 
 import broadsight
 from broadsight import analysis
-from broadsight.analysis.measures import MEASURES, base, find_measure, front, logits, refuse_unsuited, suiting
+from broadsight.analysis.measures import MEASURES, base, check_suits, find_measure, front, logits, suiting
 from tests.evaluation.test_robustness import bright, finds_bright
 
 # As the documentation has them.
@@ -118,14 +118,14 @@ def test_suiting(models):
 
 def test_refusal_names_what_would_work(models):
     with pytest.raises(ValueError) as error:
-        refuse_unsuited(MEASURES["entropy"], models["resnet"], "mine")
+        check_suits(MEASURES["entropy"], models["resnet"], "mine")
     said = str(error.value)
     assert said.startswith("mine has no attention; entropy needs attention, as in vit_small_patch16_224")
     assert said.endswith("of mine there are variance, dead, spectrum, interaction, receptive-field, removal, front")
     with pytest.raises(
         ValueError, match=r"^mine is a dense run.* there are variance, dead, spectrum, receptive-field$"
     ):
-        refuse_unsuited(MEASURES["removal"], models["resnet"], "mine", dense=True)
+        check_suits(MEASURES["removal"], models["resnet"], "mine", dense=True)
 
 
 def test_unknown_names():

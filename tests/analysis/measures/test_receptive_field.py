@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.analysis.measures.receptive_field import (
+    LayerMaps,
     ReceptiveField,
     _middle,
     effective_receptive_field,
     plot_receptive_field,
 )
-from broadsight.inspection.layer_maps import LayerMaps
 from tests.analysis.measures.toy_models import Does
 from tests.inspection.timm_models import created
 from tests.zoo import shallow

@@ -8,7 +8,6 @@ import timm
 import torch
 
 from broadsight.analysis import plot_salient_removal, salient_removal
-from broadsight.analysis.measures.removal import curves_of
 from broadsight.evaluation.robustness import Choices, run_suite
 from tests.evaluation.test_robustness import bright, finds_bright
 from tests.training.small_runs import refusal
@@ -52,10 +51,7 @@ def test_it_is_the_suite_of_eval():
     for order, values in found.top1.items():
         assert list(zip(found.fractions, values, strict=True)) == suite.curve(order)
         assert found.areas[order] == suite.summary[f"area, {order}"]
-    assert found == curves_of(suite, "brightness")
     assert counts[-1] == 6 and counts == sorted(counts)
-    occlusion = run_suite("occlusion", classifier, source)
-    assert "expected 'salient'" in refusal(lambda: curves_of(occlusion))
 
 
 def test_a_image_that_cannot_be_read_is_told_of():
