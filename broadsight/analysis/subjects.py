@@ -1,8 +1,7 @@
 """The models that are measured, opened from what the user calls them."""
 
 import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,28 +59,20 @@ def _classifier(given: Run, request: Request) -> Subject:
     origin = origin_of(name, checkpoint, request.pretrained)
     # a run has arguments of its own, but those may be meant for the others
     arguments = None if origin == "run" and len(request.models) > 1 else request.model_args
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # attempts to reach timm's weights are not told of one by one; the last failure is
     try:
-        with _without_retries():
-            classifier = open_asked(request, name, checkpoint=checkpoint, model_args=arguments)
+        classifier = open_asked(request, name, checkpoint=checkpoint, model_args=arguments)
     except RuntimeError as error:
         if "cannot be had" not in str(error):
             raise
         reason = str(error).rstrip(".")
         raise ValueError(f"{reason}; give others as {name}@FILE, or try random ones by --no-pretrained") from None
-    parts = classifier.model, classifier.transforms, classifier.normalise
-    return Subject(classifier.title, name_of(name), origin, *parts, classifier)
-
-
-@contextmanager
-def _without_retries() -> Generator[None, None, None]:
-    """Attempts to reach timm's weights are not told of one by one; the last failure is."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
     finally:
         logger.setLevel(level)
+    parts = classifier.model, classifier.transforms, classifier.normalise
+    return Subject(classifier.title, name_of(name), origin, *parts, classifier)
 
 
 def _backbone(given: Run, request: Request) -> Subject:

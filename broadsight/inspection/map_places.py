@@ -57,8 +57,10 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
         for item, x in tensors_in(output) if maps is not None else ():
             if len(x) != 1:
                 continue
-            if not known and (found := _guessed(model, x, images)) is not None:
-                guesses[Place(module, item, found, name, said=False)] = None
+            if not known and (found := _layout_of(model, x, images)) is not None and min(found.grid) > 1:
+                weights = bool((x >= 0).all()) and torch.allclose(x.sum(-1), torch.ones_like(x[..., 0]), atol=1e-3)
+                if not weights:  # of an attention
+                    guesses[Place(module, item, found, name, said=False)] = None
             for number, (wanted, scale) in enumerate(maps or ()):
                 for form in ("NCHW", "NHWC") if x.ndim == 4 else ("NLC",):
                     place = Place(module, item, Layout(form, (wanted.shape[-2], wanted.shape[-1])), name)
@@ -72,7 +74,7 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
 
     with hooked(names, after=look), torch.no_grad():
         # Both with hooks, with which a model may take another form, with other roundings
-        maps = [(x, float(x.abs().max())) for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
+        maps = [(x, float(x.abs().max())) for x in _feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
         run(images)
     # A stage that gives what its last layer gave is the better name for it, unless other maps are in there too
     for number, inside in around.items():
@@ -123,16 +125,7 @@ def _layout_of(model: Any, x: Tensor, images: Tensor) -> Layout | None:
     return next((layout for layout in found if layout.places > 1), None)
 
 
-def _guessed(model: Any, x: Tensor, images: Tensor) -> Layout | None:
-    """The layout of an output (1, …) that may be a map: in proportion, and no weights of an attention."""
-    found = _layout_of(model, x, images)
-    if found is None or min(found.grid) < 2:
-        return None
-    weights = bool((x >= 0).all()) and torch.allclose(x.sum(-1), torch.ones_like(x[..., 0]), atol=1e-3)
-    return None if weights else found
-
-
-def feature_maps(model: Any, images: Tensor) -> list[Tensor]:
+def _feature_maps(model: Any, images: Tensor) -> list[Tensor]:
     """What a model says its maps (B, C, h, w) are, lowest level first; nothing if it does not say."""
     try:
         if hasattr(model, "pyramid"):

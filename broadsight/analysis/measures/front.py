@@ -14,8 +14,7 @@ from ..front_points import AXES, Point, check_axis
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
 from .frame import Figure, Result, draws, new_figure
 
-# Name, unit, the number of plain units in one, and the column of a table.
-UNITS = {
+UNITS = {  # name, unit, the number of plain units in one, and the column of a table
     "latency_ms": ("latency", "ms per image", 1.0, "ms"),
     "macs": ("MACs", "G", 1e9, "MACs G"),
     "parameters": ("size", "M", 1e6, "parameters M"),
@@ -71,8 +70,7 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     published ones, which have no latency.
 
     Args:
-        points: Results of `read_points` and `paper_points` for this x.
-        x: One of AXES.
+        points: Results of `read_points` and `paper_points` for this x, one of AXES.
     """
     check_axis(x)
     points, notes = _joined(list(points), UNITS[x][0])
@@ -114,7 +112,7 @@ def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
     """
     figure = new_figure(1.5 + 6.0 * len(fronts), 5.4)
     panels = figure.subplots(1, len(fronts), squeeze=False).flatten()
-    styles = _styles([front for one in fronts.values() for front in one.fronts])
+    styles: dict[tuple[str, str], tuple[str, str]] = {}  # colour and marker of each source and data
     handles: dict[str, Any] = {}
     for panel, (title, one) in zip(panels, fronts.items(), strict=True):
         name, unit, scale, _ = UNITS[one.x]
@@ -122,7 +120,10 @@ def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
         if min(costs) > 0 and max(costs) / min(costs) > WIDE:
             panel.set_xscale("log")
         for front in one.fronts:
-            handles[front.title] = _draw(panel, front, styles[front.source, front.data], scale, max(costs))
+            marks, before = MARKERS[front.source], sum(source == front.source for source, _ in styles)
+            new = PALETTE[len(styles) % len(PALETTE)], marks[before % len(marks)]
+            style = styles.setdefault((front.source, front.data), new)
+            handles[front.title] = _draw(panel, front, style, scale, max(costs))
         panel.set(xlabel=f"{name}, {unit}", ylabel="top-1, %", title=title)
         panel.margins(x=0.12, y=0.1)
     columns = min(2, len(handles))
@@ -136,12 +137,11 @@ def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
 
 def rows(result: Fronts) -> Rows:
     _, _, scale, column = UNITS[result.x]
-    cells = [
+    return ("model", column, "top-1 %", "on the front", "of"), [
         (point.label, (point.x or 0.0) / scale, point.accuracy, "yes" if point in one.best else "no", one.title)
         for one in result.fronts
         for point in one.points
     ]
-    return ("model", column, "top-1 %", "on the front", "of"), cells
 
 
 def _place(point: Point) -> tuple[float, float]:
@@ -180,17 +180,6 @@ def _unknown(point: Point, cost: str) -> str:
     unknown = [whose] * (point.accuracy is None) + [cost] * (point.x is None)
     run = " (not run)" if point.accuracy is None and point.source == "ours" else ""
     return f"{' and '.join(unknown)} unknown{run}" if unknown else "a number not finite"
-
-
-def _styles(fronts: Sequence[Front]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Colour and marker of each source and data."""
-    styles: dict[tuple[str, str], tuple[str, str]] = {}
-    for front in fronts:
-        key = front.source, front.data
-        if key not in styles:
-            marks, before = MARKERS[front.source], sum(source == front.source for source, _ in styles)
-            styles[key] = PALETTE[len(styles) % len(PALETTE)], marks[before % len(marks)]
-    return styles
 
 
 def _draw(panel: Any, front: Front, style: tuple[str, str], scale: float, end: float) -> Any:

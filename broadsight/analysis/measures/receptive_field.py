@@ -66,12 +66,8 @@ class ReceptiveField(Result):
         away = torch.maximum(rows, columns)
         nearest = away.argsort(stable=True)
         reach = away[nearest][values[nearest].cumsum(0).ge(wanted).nonzero()[0, 0]]
-        return Held(
-            share=share,
-            side=2 * reach.item() + 1,
-            area=(away <= reach).double().mean().item(),
-            densest=(most.lt(wanted).sum().item() + 1) / len(values),
-        )
+        area, densest = (away <= reach).double().mean().item(), (most.lt(wanted).sum().item() + 1) / len(values)
+        return Held(share, 2 * reach.item() + 1, area, densest)
 
     def radial(self) -> list[float]:
         """The mean value at each distance from the centre, rounded to whole pixels, from 0."""
@@ -90,11 +86,10 @@ class ReceptiveField(Result):
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
         """The values in a row (H*W,), and how far each is from the centre in rows and in columns."""
-        rows, columns = (
-            (torch.arange(n, dtype=torch.float64) - at).abs() for n, at in zip(self.size, self.centre, strict=True)
-        )
-        away = torch.meshgrid(rows, columns, indexing="ij")
-        return self.values.double().flatten(), away[0].flatten(), away[1].flatten()
+        sides = zip(self.size, self.centre, strict=True)
+        away = [(torch.arange(n, dtype=torch.float64) - at).abs() for n, at in sides]
+        rows, columns = torch.meshgrid(*away, indexing="ij")
+        return self.values.double().flatten(), rows.flatten(), columns.flatten()
 
 
 def effective_receptive_field(
@@ -129,13 +124,9 @@ def effective_receptive_field(
         signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
         centres.append((centre.sum(), (centre * signs).sum()))  # now, since the next layer may change the map in place
 
-    with (
-        eager(maps.model),
-        in_eval_mode(maps.model),
-        torch.inference_mode(False),  # whatever the caller has
-        torch.enable_grad(),
-        hooked([module], after=look),
-    ):
+    looking = hooked([module], after=look)
+    # Whatever the caller has switched off
+    with eager(maps.model), in_eval_mode(maps.model), torch.inference_mode(False), torch.enable_grad(), looking:
         for batch, _ in batches(images):
             if batch.shape[-2:] != total.shape:
                 (height, width), (rows, columns) = maps.size, batch.shape[-2:]
@@ -146,9 +137,9 @@ def effective_receptive_field(
                 maps.model(part.requires_grad_())
                 if not centres:
                     raise ValueError(f"{name!r} does not run when the model answers; {maps.known()}")
-                plain, signed = centres[-1]
+                centre, signed = centres[-1]
                 usual = 0 if done else _gradient(signed, part, keep=True).sum()
-                gradient = _gradient(plain, part)
+                gradient = _gradient(centre, part)
                 if gradient.sum() < usual * CANCELLED:
                     raise ValueError(
                         f"the channels of {name!r} add up to a constant, as behind a norm; name the layer before it"
@@ -220,11 +211,7 @@ def _middle(pixels: int, places: int) -> tuple[int, float]:
 
 
 class LayerMaps:
-    """Knows a model's layers and how to read what they give as maps (B, C, h, w).
-
-    Args:
-        image: (1, C, H, W), one of those that will pass; a ValueError says that the model does not take it.
-    """
+    """Knows a model's layers and how to read what they give for images like that one as maps (B, C, h, w)."""
 
     def __init__(self, model: nn.Module, image: Tensor):
         self.model = uncompiled(model)

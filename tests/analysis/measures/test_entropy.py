@@ -19,6 +19,7 @@ from broadsight.inspection import attention_rows
 from broadsight.inspection.watch import hooked
 from broadsight.layers import PartialAttention, SuperTokenAttention
 from broadsight.layers.kernels import slices
+from tests.analysis.measures.toy_models import Attends
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
 from tests.zoo import SMALLEST, shallow
@@ -27,26 +28,6 @@ from tests.zoo import SMALLEST, shallow
 def entropy(weights: Tensor) -> Tensor:
     """Term by term, of the last axis."""
     return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
-
-
-class Attends(nn.Module):
-    """Nothing but an attention, which takes images (B, heads, N, d) for queries, keys or logits.
-
-    Args:
-        attend: What it does.
-        heads: How many it says it has.
-    """
-
-    def __init__(self, attend, heads: int | None = None):
-        super().__init__()
-        self.attn = nn.Module()
-        self.attn.qkv = nn.Identity()
-        self.attn.forward = attend
-        if heads is not None:
-            self.attn.num_heads = heads
-
-    def forward(self, x: Tensor) -> Any:
-        return self.attn(x)
 
 
 class Mixes(nn.Module):
@@ -65,6 +46,18 @@ def fails(x: Tensor) -> Tensor:
     raise RuntimeError("out of order")
 
 
+def assert_alike(one: dict[str, LayerEntropy], other: dict[str, LayerEntropy], tolerance: float = 1e-6) -> None:
+    assert [(name, x.keys) for name, x in one.items()] == [(name, x.keys) for name, x in other.items()]
+    for x, y in zip(one.values(), other.values(), strict=True):
+        assert x == pytest.approx(y, abs=tolerance) and x.heads == pytest.approx(y.heads, abs=tolerance)
+
+
+def assert_rows(found: LayerEntropy, rows: Tensor, tolerance: float = 1e-6) -> None:
+    """The mean of entropies (B, heads, N), and that of each head."""
+    assert found == pytest.approx(rows.mean().item(), abs=tolerance)
+    assert found.heads == pytest.approx(rows.mean((0, 2)).tolist(), abs=tolerance)
+
+
 def measured(attend, x: Tensor, **options) -> LayerEntropy:
     (found,) = attention_entropy(Attends(attend), x, **options).values()
     return found
@@ -77,33 +70,31 @@ def sdpa(x: Tensor, **options) -> Tensor:
 # ---- by hand
 
 
-def test_uniform__is_the_logarithm_of_the_keys():
-    found = measured(sdpa, torch.zeros(2, 3, 49, 8))
-    assert found == pytest.approx(math.log(49), abs=1e-6) and found.uniform == math.log(49) and found.keys == 49
-    assert found.heads == pytest.approx([math.log(49)] * 3, abs=1e-6) and found.density == pytest.approx(1, abs=1e-6)
+ONE_HOT = 100 * torch.eye(8).expand(2, 3, 8, 8)
+TWO_OF_FOUR = torch.tensor([0.0, 0.0, -200.0, -200.0]).expand(1, 1, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("attend", "x", "heads"),
+    [
+        (sdpa, torch.zeros(2, 3, 49, 8), [math.log(49)] * 3),
+        (sdpa, ONE_HOT, [0] * 3),
+        (lambda x: x.softmax(-1), TWO_OF_FOUR, [math.log(2)]),
+        (sdpa, torch.stack([0 * ONE_HOT[:, 0], ONE_HOT[:, 0]], 1), [math.log(8), 0]),
+    ],
+    ids=["uniform", "one hot", "two of four", "one head of each"],
+)
+def test_by_hand(attend, x, heads):
+    found = measured(attend, x)
+    assert found.heads == pytest.approx(heads, abs=1e-6) and found == pytest.approx(sum(heads) / len(heads), abs=1e-6)
+    uniform = math.log(found.keys)
+    assert found.uniform == uniform and found.density == pytest.approx(found / uniform, abs=1e-6)
 
 
 @pytest.mark.parametrize("keys", [3, 10, 197, 1000])
 def test_uniform__is_not_exceeded_by_rounding(keys):
     found = measured(sdpa, torch.zeros(2, 3, keys, 8))
-    assert 1 - 1e-6 < found.density <= 1 and max(found.heads) <= found.uniform
-
-
-def test_one_hot__is_zero():
-    found = measured(sdpa, 100 * torch.eye(8).expand(2, 3, 8, 8))
-    assert found == 0 and found.heads == (0, 0, 0) and found.density == 0
-
-
-def test_two_of_four__is_the_logarithm_of_two():
-    logits = torch.tensor([0.0, 0.0, -200.0, -200.0]).expand(1, 1, 5, 4)
-    assert measured(lambda x: x.softmax(-1), logits) == pytest.approx(math.log(2), abs=1e-6)
-
-
-def test_heads__are_kept_apart_and_averaged():
-    x = torch.zeros(2, 2, 8, 8)
-    x[:, 1] = 100 * torch.eye(8)
-    found = measured(sdpa, x)
-    assert found.heads == pytest.approx([math.log(8), 0]) and found == pytest.approx(math.log(8) / 2)
+    assert 1 - 1e-6 < found.density <= 1 and max(found.heads) <= found.uniform and found.keys == keys
 
 
 class Inside(torch.autograd.Function):
@@ -130,8 +121,8 @@ class Inside(torch.autograd.Function):
 def test_softmax__in_every_spelling(softmax):
     x = torch.randn(2, 3, 5, 7)
     found = measured(softmax, x)
-    assert found == pytest.approx(entropy(x.softmax(-1)).mean().item()) and found.keys == 7
-    assert found.heads == pytest.approx(entropy(x.softmax(-1)).mean((0, 2)).tolist())
+    assert_rows(found, entropy(x.softmax(-1)))
+    assert found.keys == 7
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -225,21 +216,16 @@ def test_product__of_every_kind(options, dtype, limit, monkeypatch):
     options = {name: x.to(dtype) if torch.is_tensor(x) and x.dtype != torch.bool else x for name, x in options.items()}
     found = measured(lambda x: F.scaled_dot_product_attention(q, k, k, **options), torch.zeros(1, 1, 1, 1))
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2e-2 if "attn_mask" in options else 1e-6}
-    assert found == pytest.approx(expected.mean().item(), abs=tolerance[dtype])
-    assert found.heads == pytest.approx(expected.mean((0, 2)).tolist(), abs=tolerance[dtype])
+    assert_rows(found, expected, tolerance[dtype])
     assert found.keys == 6
 
 
-def test_product__arguments_by_position():
-    x = torch.randn(2, 3, 5, 8)
+def test_product__arguments_by_position_and_one_query_for_all_images():
+    x, q = torch.randn(2, 3, 5, 8), torch.randn(3, 1, 8)
     found = measured(lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.0, True), x)
-    assert found == pytest.approx(entropy(seen_by_torch(x, x, is_causal=True)).mean().item(), abs=1e-6)
-
-
-def test_product__one_query_for_all_images():
-    q, k = torch.randn(3, 1, 8), torch.randn(2, 3, 5, 8)
-    found = measured(lambda x: F.scaled_dot_product_attention(q.expand(2, -1, -1, -1), x, x), k)
-    assert found == pytest.approx(entropy((q * 8**-0.5 @ k.mT).softmax(-1)).mean().item(), abs=1e-6)
+    assert_rows(found, entropy(seen_by_torch(x, x, is_causal=True)))
+    found = measured(lambda x: F.scaled_dot_product_attention(q.expand(2, -1, -1, -1), x, x), x)
+    assert_rows(found, entropy((q * 8**-0.5 @ x.mT).softmax(-1)))
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -251,8 +237,7 @@ def test_masked_rows__are_left_out(fused):
         return (x * 8**-0.5 @ x.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ x
 
     found = measured(lambda x: sdpa(x, attn_mask=mask) if fused else plain(x), x)
-    rows = entropy((x * 8**-0.5 @ x.mT).softmax(-1))[:, :, [0, 2, 3, 4]]
-    assert found == pytest.approx(rows.mean().item(), abs=1e-6)
+    assert_rows(found, entropy((x * 8**-0.5 @ x.mT).softmax(-1))[:, :, [0, 2, 3, 4]])
 
 
 def test_nonsense__shows():
@@ -263,7 +248,7 @@ def test_autocast__does_not_reach_the_measurement():
     x = torch.randn(2, 3, 50, 8).bfloat16().float()
     with torch.autocast("cpu", torch.bfloat16):
         found = measured(sdpa, x)
-    assert found == pytest.approx(entropy((x * 8**-0.5 @ x.mT).softmax(-1)).mean().item(), abs=1e-6)
+    assert_rows(found, entropy((x * 8**-0.5 @ x.mT).softmax(-1)))
 
 
 @pytest.mark.parametrize("limit", [1 << 30, 3 * 4 * 30 * 31 * 5, 3 * 4 * 31 * 5 * 7, 1])
@@ -318,10 +303,7 @@ class MultiHead(nn.Module):
 @torch.no_grad()
 def test_multi_head__is_what_torch_says(options, masks):
     model, x = randomize(MultiHead(masks, **options)).eval(), torch.randn(3, 1, 7, 8)
-    found = attention_entropy(model, x)["attn"]
-    expected = entropy(model(x, need_weights=True)[1].double())  # B heads N
-    assert found == pytest.approx(expected.mean().item(), abs=1e-6)
-    assert found.heads == pytest.approx(expected.mean((0, 2)).tolist(), abs=1e-6)
+    assert_rows(attention_entropy(model, x)["attn"], entropy(model(x, need_weights=True)[1].double()))
 
 
 @pytest.mark.parametrize("mask", [None, ~BOOLEAN[0, 0, :, :5], ~BOOLEAN[:, 0, :, :5].repeat(2, 1, 1)])
@@ -335,8 +317,7 @@ def test_multi_head__as_a_function(mask):
         return F.multi_head_attention_forward(x, x, x, 8, 2, **options, **others)
 
     found = measured(lambda _: attend(x, need_weights=False), torch.zeros(1, 1, 1, 1))
-    expected = entropy(attend(x, average_attn_weights=False)[1])
-    assert found == pytest.approx(expected.mean().item(), abs=1e-5) and len(found.heads) == 2
+    assert_rows(found, entropy(attend(x, average_attn_weights=False)[1]), 1e-5)
 
 
 def test_multi_head__in_torchs_encoder_with_its_fast_path():
@@ -385,10 +366,7 @@ def test_fused__and_written_out_are_the_same(name):
             if hasattr(module, "fused_attn"):
                 module.fused_attn = fused
         found[fused] = attention_entropy(model, x)
-    assert list(found[True]) == list(found[False])
-    for one, other in zip(found[True].values(), found[False].values(), strict=True):
-        assert one == pytest.approx(other, abs=1e-5) and one.heads == pytest.approx(other.heads, abs=1e-5)
-        assert one.keys == other.keys
+    assert_alike(found[True], found[False], 1e-5)
 
 
 FAMILIES = dict(
@@ -499,31 +477,22 @@ def test_batches__of_unequal_size_average_exactly(batch_size):
     model, x = created("test_vit").double(), images("test_vit", batch=5).double()
     whole = attention_entropy(model, x, batch_size=5)
     for given in (x, [x[:3], x[3:]], iter([x[:1], x[1:1], x[1:]]), [(x[:4], torch.zeros(4)), [x[4:], None, "c"]]):
-        found = attention_entropy(model, given, batch_size=batch_size)
-        assert list(found) == list(whole)
-        for one, other in zip(found.values(), whole.values(), strict=True):
-            assert one == pytest.approx(other, abs=1e-11) and one.heads == pytest.approx(other.heads, abs=1e-11)
+        assert_alike(attention_entropy(model, given, batch_size=batch_size), whole, 1e-11)
 
 
-def test_batches__from_a_loader():
-    model, x = created("test_vit"), images("test_vit", batch=5)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, torch.arange(5)), batch_size=2)
+def test_batches__from_a_loader_and_never_larger_than_asked():
+    model, x, sizes = created("test_vit"), images("test_vit", batch=5), []
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, torch.arange(5)), batch_size=3)
     expected = attention_entropy(model, x)
-    assert [*attention_entropy(model, loader).values()] == pytest.approx([*expected.values()], abs=1e-6)
-
-
-def test_batch_size__is_never_exceeded():
-    model, sizes = created("test_vit"), []
-    handle = model.register_forward_pre_hook(lambda m, args: sizes.append(len(args[0])))
-    attention_entropy(model, images("test_vit", batch=5), batch_size=2)
-    handle.remove()
-    assert sizes == [2, 2, 1]
+    model.register_forward_pre_hook(lambda m, args: sizes.append(len(args[0])))
+    assert_alike(attention_entropy(model, loader, batch_size=2), expected)
+    assert sizes == [2, 1, 2]
 
 
 def test_dtype__is_the_models():
     model, x = created("test_vit"), images("test_vit")
     exact = attention_entropy(model, x)
-    assert [*attention_entropy(model, x.double()).values()] == pytest.approx([*exact.values()], abs=1e-6)
+    assert_alike(attention_entropy(model, x.double()), exact)
     half = attention_entropy(model.bfloat16(), x)
     assert [*half.values()] == pytest.approx([*exact.values()], abs=0.05)
     assert_sensible(half)
@@ -538,17 +507,15 @@ def test_dtype__is_the_models():
         ([], "images are empty"),
         ([{"image": torch.zeros(1, 3, 8, 8)}], "is a dict; expected a tensor"),
         (3, "images are a int"),
+        (
+            [torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 96, 64)],
+            r"blocks\.0\.attn attends to \d+ keys now and to \d+ before; pass images of",
+        ),
     ],
 )
-def test_refused__what_are_no_images(given, words):
+def test_refused__what_are_no_images_of_one_size(given, words):
     with pytest.raises(ValueError, match=words):
         attention_entropy(created("test_vit"), given)
-
-
-def test_refused__images_of_several_sizes():
-    model = created("test_vit")
-    with pytest.raises(ValueError, match=r"blocks\.0\.attn attends to \d+ keys now and to \d+ before; pass images of"):
-        attention_entropy(model, [torch.randn(1, 3, 64, 64), torch.randn(1, 3, 96, 64)])
 
 
 def test_refused__no_batch_size_and_no_model():
@@ -648,15 +615,11 @@ def test_entropy__is_a_float_everywhere():
     assert np.asarray([found]).dtype == np.float64
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_entropy__survives_a_file(protocol):
-    found = LayerEntropy(1.5, (1.0, 2.0), 10)
-    again = pickle.loads(pickle.dumps(found, protocol))
-    assert (again, again.heads, again.keys, type(again)) == (1.5, (1.0, 2.0), 10, LayerEntropy)
+PICKLED = [lambda x, protocol=i: pickle.loads(pickle.dumps(x, protocol)) for i in range(pickle.HIGHEST_PROTOCOL + 1)]
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_entropy__survives_a_copy(copied):
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, *PICKLED])
+def test_entropy__survives_a_copy_and_a_file(copied):
     again = copied(LayerEntropy(1.5, (1.0, 2.0), 10))
     assert (again, again.heads, again.keys, type(again)) == (1.5, (1.0, 2.0), 10, LayerEntropy)
 

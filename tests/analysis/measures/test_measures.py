@@ -10,7 +10,7 @@ import torch
 
 import broadsight
 from broadsight import analysis
-from broadsight.analysis.measures import MEASURES, base, check_suits, find_measure, front, logits, suiting
+from broadsight.analysis.measures import MEASURES, check_suits, find_measure, front, logits, suiting
 from tests.evaluation.test_robustness import bright, finds_bright
 
 # As the documentation has them.
@@ -74,7 +74,7 @@ def test_measures_of_users_are_registered():
         with pytest.raises(ValueError, match="there is a measure 'mine' already"):
             analysis.register_measure(mine)
     finally:
-        del base.MEASURES["mine"]
+        del MEASURES["mine"]
 
 
 def test_names():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import broadsight
 from broadsight.analysis import LayerSimilarity, attention_similarity, plot_attention_similarity
 from broadsight.inspection import attention_rows
-from tests.analysis.measures.test_entropy import Attends
+from tests.analysis.measures.toy_models import Attends
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
 from tests.zoo import shallow

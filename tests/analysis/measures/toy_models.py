@@ -34,3 +34,15 @@ class Blocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(x).mean((2, 3))
+
+
+class Attends(nn.Module):
+    """Nothing but an attention `attn`, a function that takes images (B, heads, N, d) for queries, keys or logits."""
+
+    def __init__(self, attend: Callable[[Tensor], Any], heads: int | None = None):
+        super().__init__()
+        self.attn = nn.Module()
+        self.attn.qkv, self.attn.forward, self.attn.num_heads = nn.Identity(), attend, heads
+
+    def forward(self, x: Tensor) -> Any:
+        return self.attn(x)
