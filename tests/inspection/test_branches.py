@@ -26,16 +26,13 @@ OWN = {
 def without_content(name: str, **options) -> nn.Module:
     """On the meta device, shrunk where a table says how."""
     with torch.device("meta"):
-        if name in MORE:
-            return MORE[name][0](**options)
+        if name in OWN or name in MORE:
+            return (OWN.get(name) or MORE[name][0])(**options)
         return timm.create_model(name, **{**SHRUNK.get(name, {}), **options})
 
 
 @cache
 def branches_of(name: str) -> list[Branch]:
-    if name in OWN:
-        with torch.device("meta"):
-            return find_branches(OWN[name]())
     return find_branches(without_content(name), image_size=MORE[name][1] if name in MORE else None)
 
 
@@ -47,19 +44,23 @@ def places(branch: Branch) -> list[Tokens]:
     return [tokens for tokens in (branch.front, branch.mid, branch.end) if tokens is not None]
 
 
-def traces(model: nn.Module) -> dict:
-    """All that looking could leave behind."""
-    return {
-        name: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), m.training)
-        for name, m in model.named_modules()
-    }
+def assert_untouched(model: nn.Module, look) -> None:
+    """Nothing of what looking could leave behind is in a model."""
 
+    def traces() -> list:
+        hooks = [(m._forward_hooks, m._forward_pre_hooks, m._backward_hooks) for m in model.modules()]
+        return [tuple(map(len, some)) for some in hooks] + [m.training for m in model.modules()]
 
-# ---- how many
+    before, state = traces(), {key: value.clone() for key, value in model.state_dict(keep_vars=True).items()}
+    look()
+    assert traces() == before
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(p.device.type == "cpu" and p.grad is None for p in model.parameters())
+
 
 # How many attention and MLP branches each model has.
 KNOWN = {
-    (0, 0): "resnet10t test_resnet densenet121 test_nfnet tinynet_e starnet_s050",
+    (0, 0): "resnet10t test_resnet densenet121 test_nfnet tinynet_e starnet_s050 gcresnet33ts mambaout_femto",
     (0, 12): "poolformer_s12",
     (0, 4): "fastvit_t8",
     (0, 5): "convnext_atto",
@@ -84,7 +85,6 @@ SLOW = ("tiny_vit_5m_224", "mvitv2_tiny", "efficientformerv2_s0", "edgenext_xx_s
 
 
 def counted(branches: list[Branch]) -> tuple[int, ...]:
-    """Attention and MLP branches."""
     return tuple(sum(branch.kind == kind for branch in branches) for kind in ("attn", "mlp"))
 
 
@@ -110,12 +110,8 @@ def test_counts__none_without_running():
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_counts__grow_with_the_depth(depth):
-    branches = find_branches(without_content("test_vit", depth=depth))
-    names = [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
-    assert [branch.name for branch in branches] == names
-
-
-# ---- single tokens, gates and whatever else only looks like a branch
+    names = [branch.name for branch in find_branches(without_content("test_vit", depth=depth))]
+    assert names == [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +125,8 @@ def test_counts__grow_with_the_depth(depth):
         ("swinv2_cr_tiny_224", dict(depths=(1, 1, 1, 1)), "meta_mlp"),
         ("swinv2", {}, "cpb_mlp"),
         ("maxvit_tiny_tf_224", {}, "head"),
+        ("maxvit_tiny_tf_224", dict(global_pool=""), "head"),  # it gives a map then, which are no tokens of a block
+        ("partialformer", {}, "channel_mlp"),
     ],
 )
 def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
@@ -139,68 +137,37 @@ def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
     assert [branch.name for branch in branches if part in branch.name.split(".")] == []
 
 
-@pytest.mark.parametrize("name", ["gcresnet33ts", "mambaout_femto"])
-def test_left_out__squeeze_and_context_gates(name):
-    assert branches_of(name) == []
-
-
-def test_left_out__a_head_without_pooling():
-    """It gives a map then, which are no tokens of a block."""
-    names = [branch.name for branch in find_branches(without_content("maxvit_tiny_tf_224", global_pool=""))]
-    assert [name for name in names if name.startswith("head")] == []
-
-
-def test_left_out__gate_inside_partial_attention():
-    branches = branches_of("partialformer")
-    assert {type(branch.module) for branch in branches if branch.kind == "attn"} == {PartialAttention}
-    assert [branch.name for branch in branches if "channel_mlp" in branch.name] == []
-
-
 @pytest.mark.parametrize("pool", ["map", "cap", "gap"])
 def test_left_out__the_swapped_pool(pool):
     model = broadsight.swap_pool(created("test_vit"), pool)
     branches = find_branches(model)
-    # The last map is the last block's: none is cut off.
-    assert [branch.name for branch in branches] == [
-        f"backbone.blocks.{i}.{k}" for i in range(6) for k in ("attn", "mlp")
-    ]
+    names = [f"backbone.blocks.{i}.{k}" for i in range(6) for k in ("attn", "mlp")]
+    assert [branch.name for branch in branches] == names  # the last map is the last block's: none is cut off
     assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
 
 
-# ---- layouts
+# By the axes of channels at front, mid and end.
+AXES = {
+    (2, 2, 2): "test_vit.attn test_vit.mlp mixer_s32_224.mlp levit_128s.mlp",
+    (3, 3, 3): (
+        "test_convnext.mlp maxvit_tiny_tf_224.attn nest.attn stvit.mlp emsnet.attn emsnet.mlp mat.mlp partialformer.mlp"
+    ),
+    (1, 1, 1): "convnext_atto.mlp poolformer_s12.mlp coatnet_pico_rw_224.attn",
+    (1, None, 1): "mixer_s32_224.attn gmixer.attn resmlp_12_224.attn",
+    (None, 2, 2): "vit_parallel.attn vit_parallel.mlp",
+    (1, 2, 1): "swiftformer_xs.attn",
+    (2, None, 2): "partialformer.attn",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "axes"),
-    [
-        ("test_vit", "attn", (2, 2, 2)),
-        ("test_vit", "mlp", (2, 2, 2)),
-        ("test_convnext", "mlp", (3, 3, 3)),
-        ("convnext_atto", "mlp", (1, 1, 1)),
-        ("poolformer_s12", "mlp", (1, 1, 1)),
-        ("maxvit_tiny_tf_224", "attn", (3, 3, 3)),
-        ("coatnet_pico_rw_224", "attn", (1, 1, 1)),
-        ("mixer_s32_224", "attn", (1, None, 1)),
-        ("mixer_s32_224", "mlp", (2, 2, 2)),
-        ("gmixer", "attn", (1, None, 1)),
-        ("resmlp_12_224", "attn", (1, None, 1)),
-        ("nest", "attn", (3, 3, 3)),
-        ("levit_128s", "mlp", (2, 2, 2)),
-        ("vit_parallel", "attn", (None, 2, 2)),
-        ("vit_parallel", "mlp", (None, 2, 2)),
-        ("swiftformer_xs", "attn", (1, 2, 1)),
-        ("stvit", "mlp", (3, 3, 3)),
-        ("emsnet", "attn", (3, 3, 3)),
-        ("emsnet", "mlp", (3, 3, 3)),
-        ("mat", "mlp", (3, 3, 3)),
-        ("partialformer", "attn", (2, None, 2)),
-        ("partialformer", "mlp", (3, 3, 3)),
-    ],
-)
-def test_layout__of_timm_and_ours(name, kind, axes):
-    for branch in found(name, kind):
+@pytest.mark.parametrize(("name", "axes"), [(name, axes) for axes, names in AXES.items() for name in names.split()])
+def test_layout__of_timm_and_ours(name, axes):
+    branches = found(*name.split("."))
+    for branch in branches:
         got = tuple(tokens and tokens.channel_axis for tokens in (branch.front, branch.mid, branch.end))
         assert got == axes, branch.name
+    if name == "partialformer.attn":
+        assert {type(branch.module) for branch in branches} == {PartialAttention}
 
 
 def test_layout__super_tokens_have_a_middle_only_where_each_is_a_pixel():
@@ -235,9 +202,6 @@ def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
     first, second = find_branches(Square())
     assert [tokens.channel_axis for tokens in places(first)] == [1, 1, 1]
     assert [tokens.channel_axis for tokens in places(second)] == [2, 2, 2]
-
-
-# ---- class tokens
 
 
 WITH_CLASS_TOKEN = (
@@ -281,9 +245,6 @@ def test_class_token__of_others():
     assert late == {"block1.attn": False, "block1.mlp": False, "block2.attn": True, "block2.mlp": True}
     split = [(branch.kind, branch.end.class_token) for branch in find_branches(FOREIGN["local_vit"]())]
     assert split == [("attn", True), ("mlp", False)] * 2
-
-
-# ---- windows
 
 
 @pytest.mark.parametrize(
@@ -330,24 +291,18 @@ def test_windows__by_the_kind_of_block(name):
 
 def test_windows__inside_our_attention_that_gives_whole_maps():
     """The middle sees windows in every stage: where there is one alone, a larger image has several."""
-    branches = found("mat", "attn")
-    assert [branch.end.windowed for branch in branches] == [False, False]
-    assert [branch.mid.windowed for branch in branches] == [True, True]
+    assert [(branch.end.windowed, branch.mid.windowed) for branch in found("mat", "attn")] == [(False, True)] * 2
 
 
 @pytest.mark.parametrize("name", ["test_vit", "pvt_v2_b0", "hiera_tiny_224", "nest", "twins"])
 def test_windows__none_where_the_batch_is_whole(name):
-    for branch in branches_of(name):
-        assert not any(tokens.windowed for tokens in places(branch))
-
-
-# ---- whatever model
+    assert not any(tokens.windowed for branch in branches_of(name) for tokens in places(branch))
 
 
 def test_models__features_only():
-    getter = timm.create_model("test_vit", features_only=True)
-    assert [branch.name for branch in find_branches(getter)][:2] == ["model.blocks.0.attn", "model.blocks.0.mlp"]
-    assert {branch.end.class_token for branch in find_branches(getter)} == {True}
+    branches = find_branches(timm.create_model("test_vit", features_only=True))
+    assert [branch.name for branch in branches][:2] == ["model.blocks.0.attn", "model.blocks.0.mlp"]
+    assert {branch.end.class_token for branch in branches} == {True}
     listed = timm.create_model("test_convnext", features_only=True)
     assert len(find_branches(listed)) == len(found("test_convnext", "mlp")) == 9
 
@@ -386,8 +341,8 @@ def test_models__convolutions_of_a_local_block():
     """The residual connection is inside: the branch is what is added to it."""
     model = FOREIGN["local_vit"]()
     first = next(branch for branch in find_branches(model) if branch.kind == "mlp")
-    assert first.name == "blocks.0.conv.conv" and first.module is model.blocks[0].conv.conv
-    assert first.projection is first.module[6]
+    conv = model.blocks[0].conv.conv
+    assert (first.name, first.module, first.projection) == ("blocks.0.conv.conv", conv, conv[6])
     assert [tokens.module for tokens in places(first)] == [first.module[0], first.module[6], first.module[7]]
 
 
@@ -405,19 +360,12 @@ def test_models__given_by_keyword():
     assert [branch.name for branch in find_branches(TokenModel(Named()))] == ["blocks.0.attn"]
 
 
-# ---- no trace
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", "levit_128s", "tiny_vit_5m_224"])
 def test_trace__looking_leaves_none(name, training):
     model = created(name).train(training)
     next(model.children()).train(not training)
-    before, state = traces(model), {key: value.clone() for key, value in model.state_dict(keep_vars=True).items()}
-    find_branches(model)
-    assert traces(model) == before
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert all(p.device.type == "cpu" and p.grad is None for p in model.parameters())
+    assert_untouched(model, lambda: find_branches(model))
 
 
 @pytest.mark.parametrize("name", ["convit", "eva02", "levit_128s", "twins", "volo", "dinov3"])
@@ -437,11 +385,13 @@ def test_trace__the_model_runs_as_before(name):
 def test_trace__a_failed_look_leaves_none():
     model = created("vit_tiny_patch16_224").train()
     model.blocks[3].eval()
-    before = traces(model)
     model.patch_embed.strict_img_size, model.dynamic_img_size, model.patch_embed.dynamic_img_pad = True, False, False
-    with pytest.raises(ValueError, match="does not run on images of 50x70"):
-        find_branches(model, image_size=(50, 70))
-    assert traces(model) == before
+
+    def look() -> None:
+        with pytest.raises(ValueError, match="does not run on images of 50x70"):
+            find_branches(model, image_size=(50, 70))
+
+    assert_untouched(model, look)
 
 
 class Broken(nn.Module):

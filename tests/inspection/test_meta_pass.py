@@ -5,13 +5,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight.inspection.meta_pass import (
-    copied,
-    image_channels,
-    image_size,
-    in_eval_mode,
-    undisturbed,
-)
+from broadsight.inspection.meta_pass import copied, image_channels, image_size, in_eval_mode, undisturbed
 
 
 class Remembers(nn.Module):
@@ -44,10 +38,8 @@ def test_copied__without_values_or_with_the_same_tensors():
     model = Remembers()
     model.linear.bias.requires_grad_(False)
     blank, linear = copied((model, model.linear), model, with_values=False)
-    assert {name: p.requires_grad for name, p in blank.named_parameters()} == {
-        "linear.weight": True,
-        "linear.bias": False,
-    }
+    learning = {name: p.requires_grad for name, p in blank.named_parameters()}
+    assert learning == {"linear.weight": True, "linear.bias": False}
     assert all(x.is_meta for x in blank.state_dict().values()) and linear is blank.linear is not model.linear
     assert blank(torch.empty(5, 3, device="meta")).shape == (5, 4) and model.seen is None
     same = copied(model, model, with_values=True)
@@ -87,10 +79,6 @@ def test_image_size__recorded_or_trained_on(name, options, size):
     assert image_size(timm.create_model(name, device="meta", **options)) == size
 
 
-def test_image_size__nothing_known():
-    assert image_size(nn.Linear(2, 2)) == (224, 224)
-
-
-def test_image_channels__of_the_first_convolution():
+def test_image_channels__of_the_first_convolution_or_what_is_usual():
     assert image_channels(timm.create_model("resnet10t", in_chans=5, device="meta"))[0] == 5
-    assert image_channels(nn.Linear(2, 2)) == [3]
+    assert (image_channels(nn.Linear(2, 2)), image_size(nn.Linear(2, 2))) == ([3], (224, 224))

@@ -19,14 +19,7 @@ IMAGES = torch.tensor([[[[-1.0, 2.0]], [[-3.0, -1.0]], [[0.0, 1.0]]], [[[1.0, 2.
 RELUS = [F.relu, torch.relu, Tensor.relu, lambda x: F.relu(x, inplace=True), lambda x: x.clone().relu_(), F.relu6]
 SMOOTH = [F.gelu, F.silu, F.leaky_relu, F.elu, lambda x: F.gelu(x, approximate="tanh"), torch.ops.aten.gelu]
 MODULES = [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.GELU(), nn.SiLU(inplace=True), nn.Hardswish(), nn.PReLU()]
-OF_TIMM = [
-    timm.layers.Swish(),
-    timm.layers.QuickGELU(),
-    timm.layers.HardSwish(),
-    timm.layers.Mish(),
-    timm.layers.GELU(),
-]
-
+OF_TIMM = [getattr(timm.layers, name)() for name in ("Swish", "QuickGELU", "HardSwish", "Mish", "GELU")]
 FUNCTIONS = [*RELUS, *SMOOTH, *MODULES, *OF_TIMM]
 
 
@@ -55,13 +48,9 @@ def test_zeros_after_a_negative_slope_are_not_those_of_a_relu():
 
 def test_channels_are_found_in_every_layout():
     """(B, C, h, w), (B, h, w, C), (B, N, C) and (B, C)."""
-    for there in (
-        lambda x: x,
-        lambda x: x.permute(0, 2, 3, 1),
-        lambda x: x.flatten(2).mT,
-        lambda x: x.permute(0, 2, 3, 1).reshape(-1, 3),
-    ):
-        (layer,) = dead_neurons(Does(lambda x, there=there: F.relu(there(x))), IMAGES).layers
+    last = IMAGES.permute(0, 2, 3, 1)
+    for x in (IMAGES, last, IMAGES.flatten(2).mT, last.reshape(-1, 3)):
+        (layer,) = dead_neurons(Does(lambda _, x=x: F.relu(x)), IMAGES).layers
         assert (layer.dead, layer.channels) == (1, 3)
 
 
@@ -79,12 +68,8 @@ def test_an_activation_that_is_called_again_is_another_layer():
 
     counts = []
     found = dead_neurons(Shared(), IMAGES, batch_size=1, seen=counts.append)
-    assert [(layer.name, layer.function) for layer in found.layers] == [
-        ("act", "relu"),
-        ("act#2", "relu"),
-        ("model", "silu"),
-    ]
-    assert [layer.share for layer in found.layers] == pytest.approx([7 / 12, 10 / 12, 10 / 12])
+    shares = {(layer.name, layer.function): layer.share for layer in found.layers}
+    assert shares == pytest.approx({("act", "relu"): 7 / 12, ("act#2", "relu"): 10 / 12, ("model", "silu"): 10 / 12})
     assert counts == [1, 2]
 
 

@@ -25,18 +25,19 @@ def test_by_hand():
     assert found.placed().tolist() == [[[[2, 2], [2, 2]], [[2, 4], [0, 4]]], [[[1, 6], [3, 2]], [[2, 4], [2, 4]]]]
     assert torch.equal(found.placed().mean(2), found.groups)
 
+    record = found.record()
+    assert json.loads(json.dumps(record)) == record
+    assert record["points"][0]["classes"] == [0, 2] and record["points"][0]["tokens"][1] == [[1.0, 0.0], [0.0, 0.0]]
+    assert (record["images"], record["groups"], record["tokens"]) == (2, 2, 2)
 
-def test_without_labels_the_answer_is_first():
-    found = token_logits(Says(BY_HAND), numbered(2))
+
+def test_classes_without_labels_or_by_choice():
+    found = token_logits(Says(BY_HAND), numbered(2))  # the answer is first
     assert found.classes is not None and found.classes.tolist() == [[0, 1], [1, 2]] and found.labels is None
     assert (found.aggregate[:, 0] >= found.aggregate[:, 1]).all()
-
-
-def test_classes_by_choice():
-    found = token_logits(Says(BY_HAND), numbered(2), torch.tensor([0, 1]), classes=(2, 0))
-    assert found.classes is not None and found.classes.tolist() == [[2, 0], [2, 0]]
+    found = token_logits(Says(BY_HAND), numbered(2), torch.tensor([0, 1]), classes=[2, 0])
+    assert found.classes is not None and found.classes.tolist() == [[2, 0], [2, 0]] and found.chosen
     assert found.groups.tolist() == [[[0, 2], [0, 1]], [[2, 0], [0, 0]]]
-    assert token_logits(Says(BY_HAND), numbered(2), classes=[2, 0]).chosen
 
 
 def test_single_tokens_are_their_groups():
@@ -83,7 +84,7 @@ def test_principal_directions(shape):
 
 def test_principal_directions_of_next_to_nothing():
     one = token_logits(Says(BY_HAND[:1, :1, :1]), numbered(1), view="pca")
-    assert one.tokens.tolist() == [[[[0, 0]]]] and one.explained == (0.0, 0.0)
+    assert one.tokens.tolist() == [[[[0, 0]]]] and one.explained == (0.0, 0.0) and "explained" in one.record()
     line = torch.zeros(1, 1, 2, 3)
     line[0, 0, 0, 0] = 3.0  # two points 6 apart, and nothing beside their line
     found = token_logits(Says(line), numbered(1), view="pca")
@@ -101,31 +102,29 @@ def test_a_real_model():
         assert first == i and second == max(set(range(5)) - {i}, key=lambda c: float(logits[i, c]))
         for axis, number in enumerate((first, second)):
             torch.testing.assert_close(found.aggregate[i, axis], logits[i, number], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(
-                found.tokens[i, ..., axis], groups.per_token[i, ..., number], atol=1e-5, rtol=1e-5
-            )
+            shares = groups.per_token[i, ..., number]
+            torch.testing.assert_close(found.tokens[i, ..., axis], shares, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.placed().mean(2), found.groups, atol=1e-5, rtol=1e-5)
 
 
-def test_record_is_json():
-    found = token_logits(Says(BY_HAND, BIAS), numbered(2), torch.tensor([0, 1]))
-    record = found.record()
-    assert json.loads(json.dumps(record)) == record
-    assert record["points"][0]["classes"] == [0, 2] and record["points"][0]["tokens"][1] == [[1.0, 0.0], [0.0, 0.0]]
-    assert (record["images"], record["groups"], record["tokens"]) == (2, 2, 2)
-    assert "explained" in token_logits(Says(BY_HAND), numbered(2), view="pca").record()
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *((dict(classes=classes), "two different classes") for classes in ((0,), (1, 1), (0, 1, 2), ("a", "b"))),
+        (dict(classes=(0, 3)), "expected 0 to 2"),
+        (dict(classes=(0, 1), view="pca"), "leave them out"),
+        (dict(view="tsne"), "view='tsne'"),
+        (dict(limit=0), "limit=0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options, words):
+    assert words in refusal(lambda: token_logits(Says(BY_HAND), numbered(2), **options))
 
 
-def test_what_cannot_be_drawn_is_refused():
-    model, x = Says(BY_HAND), numbered(2)
-    for classes in ((0,), (1, 1), (0, 1, 2), ("a", "b")):
-        assert "two different classes" in refusal(lambda classes=classes: token_logits(model, x, classes=classes))
-    assert "expected 0 to 2" in refusal(lambda: token_logits(model, x, classes=(0, 3)))
-    assert "leave them out" in refusal(lambda: token_logits(model, x, classes=(0, 1), view="pca"))
-    assert "view='tsne'" in refusal(lambda: token_logits(model, x, view="tsne"))
-    assert "limit=0" in refusal(lambda: token_logits(model, x, limit=0))
-    assert "one class" in refusal(lambda: token_logits(Says(BY_HAND[..., :1]), x))
-    assert "no groups" in refusal(lambda: token_logits(broadsight.swap_pool("test_resnet", "gap", num_classes=2), x))
+def test_models_that_do_not_suit_are_refused():
+    assert "one class" in refusal(lambda: token_logits(Says(BY_HAND[..., :1]), numbered(2)))
+    pooled = broadsight.swap_pool("test_resnet", "gap", num_classes=2)
+    assert "no groups" in refusal(lambda: token_logits(pooled, numbered(2)))
 
 
 def test_plot(tmp_path):

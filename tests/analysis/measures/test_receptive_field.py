@@ -7,13 +7,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight.analysis.measures.receptive_field import (
-    LayerMaps,
-    ReceptiveField,
-    _middle,
-    effective_receptive_field,
-    plot_receptive_field,
-)
+from broadsight.analysis import ReceptiveField, effective_receptive_field, plot_receptive_field
+from broadsight.analysis.measures.receptive_field import LayerMaps, _middle
 from tests.analysis.measures.toy_models import Does
 from tests.inspection.timm_models import created
 from tests.zoo import shallow
@@ -35,9 +30,6 @@ def outer(row: list[float], size: tuple[int, int], at: tuple[int, int]) -> Tenso
     rows, columns = (slice(n - reach, n + reach + 1) for n in at)
     expected[rows, columns] = torch.tensor(row)[:, None] * torch.tensor(row)
     return expected / expected.max()
-
-
-# ---- by hand
 
 
 @pytest.mark.parametrize("size", [(9, 9), (8, 13)])
@@ -69,14 +61,9 @@ def test_mean__sees_everything_alike():
     assert found.values.equal(torch.ones(8, 12)) and found.layer == "output"
     assert found.held(0.5).densest == 0.5 and found.held(1).area == 1 and set(found.radial()) == {1.0}
 
-
-def test_attention_to_all_alike__sees_everything_alike():
-    """Keys that are zero: the soft-max gives every pixel the same weight."""
-
-    def attend(x: Tensor) -> Tensor:
+    def attend(x: Tensor) -> Tensor:  # to all alike: keys are zero
         tokens = x.flatten(2).mT
-        weights = (tokens @ (0 * tokens.mT)).softmax(-1)
-        return (weights @ tokens).mT.unflatten(2, x.shape[-2:])
+        return ((tokens @ (0 * tokens.mT)).softmax(-1) @ tokens).mT.unflatten(2, x.shape[-2:])
 
     found = effective_receptive_field(Does(attend), torch.randn(1, 3, 6, 6))
     torch.testing.assert_close(found.values, torch.ones(6, 6))
@@ -123,9 +110,6 @@ def test_absolute_values__are_added_over_colours_and_images():
     found = effective_receptive_field(Does(spread), images, batch_size=2)
     expected = images.abs().sum(1).mean(0)
     torch.testing.assert_close(found.values, expected / expected.max())
-
-
-# ---- models
 
 
 @pytest.mark.parametrize("name", ["stvit_small", "mat_1", "partialformer_b0"])
@@ -216,17 +200,11 @@ def test_record_and_plot(tmp_path):
     assert record["held"][3] == {"share": 0.99, "side": 5, "area": 25 / 81, "densest": 25 / 81}
     assert record["layer"] == "1" and record["size"] == record["grid"] == [9, 9] and len(record["radial"]) == 7
     patches = effective_receptive_field(nn.Conv2d(3, 2, 4, stride=4), torch.randn(1, 3, 16, 20))
-    figures = (
-        plot_receptive_field({"one": found, "two": patches}, tmp_path / "plot.png"),
-        plot_receptive_field({"one": found, "two": patches}, log=False),
-    )
-    assert (tmp_path / "plot.png").stat().st_size > 5000
-    for figure in figures:
+    for log in (True, False):
+        figure = plot_receptive_field({"one": found, "two": patches}, tmp_path / "plot.png", log=log)
+        assert (tmp_path / "plot.png").stat().st_size > 5000
         titles = [panel.get_title() for panel in figure.axes if panel.images]
         assert titles[0] == "one\n1\n50 % in 3 px, 99 % in 5 px" and len(titles) == 2
-
-
-# ---- bad input
 
 
 @pytest.mark.parametrize(
