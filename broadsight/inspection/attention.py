@@ -48,9 +48,17 @@ class AttentionWatch(FunctionWatch):
         self.begins = begins  # ty: ignore[invalid-assignment]
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        rows = _rows_of(func, args, kwargs, result) if self.running else None
-        if rows is not None:
-            self.see(self.running, rows)
+        if not self.running:
+            return
+        if func is F.scaled_dot_product_attention:
+            self.see(self.running, rows_of_product(*args, **kwargs))
+        elif func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
+            self.see(self.running, rows_of_multi_head(MULTI_HEAD.bind(*args, **kwargs).arguments))
+        else:
+            logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")
+            if result.ndim > 1 and isinstance(axis, int) and logits.is_floating_point():
+                rows = rows_of_softmax(logits.detach(), result.detach(), axis % result.ndim - result.ndim)
+                self.see(self.running, rows)
 
 
 @contextmanager
@@ -134,17 +142,3 @@ def _head_axis(shape: torch.Size, module: Any) -> int | None:
         return 1 if len(shape) == 4 else None
     heads = recorded * getattr(module, "head_expansion", 1)
     return next((axis for axis in (1, len(shape) - 3) if shape[axis] == heads), None)
-
-
-def _rows_of(func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> Rows | None:
-    """The rows of weights that one of ATTENTIONS computes; None if it computes none."""
-    if func is F.scaled_dot_product_attention:
-        return rows_of_product(*args, **kwargs)
-    if func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
-        return rows_of_multi_head(MULTI_HEAD.bind(*args, **kwargs).arguments)
-    if result.ndim < 2:
-        return None
-    logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")
-    if not isinstance(axis, int) or not logits.is_floating_point():
-        return None
-    return rows_of_softmax(logits.detach(), result.detach(), axis % result.ndim - result.ndim)

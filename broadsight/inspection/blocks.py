@@ -66,11 +66,7 @@ def find_blocks(model: nn.Module, images: Images) -> list[Block]:
     `stages.0.blocks.0` of most others. All elements of such a list count, with a shortcut or without. Where nothing is
     added, these are the modules that join branches (Inception, DenseNet); in a plain sequence (VGG) every convolution
     or linear layer with its norm and activation, by the name of the last of these. Stems, down-sampling, pooling, class
-    attention and heads are not blocks, nor are modules whose map has a single place.
-
-    Args:
-        model: Any vision model that takes a batch of images.
-        images: (B, C, H, W), of which the first is used. It runs twice, side by side.
+    attention and heads are not blocks, nor are modules whose map has a single place. Two of the first image run.
     """
     watch = _Watched(model, images)
     found = watch.blocks()
@@ -87,9 +83,7 @@ def find_layers(model: nn.Module, images: Images, layers: str | Sequence[str]) -
     """Any modules that give a map of the whole image, by patterns of their paths, in the order in which they run.
 
     Args:
-        model, images: As for `find_blocks`.
-        layers: Paths in which * stands for anything, as "*.mixer.static"; several as a sequence, or separated by
-            commas.
+        layers: Paths in which * stands for anything, as "*.mixer.static"; a sequence, or separated by commas.
     """
     check_model(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
@@ -179,8 +173,13 @@ class _Watched(FunctionWatch):
     def blocks(self) -> list[Block]:
         names = self.merging(SUMS) or self.merging(JOINS) or self.plain()
         found = [block for name in names if (block := self.place(name)) is not None]
+        # a block whose form is in doubt has the form that others of its class have
         sure = {type(block.module): block.layout.form for block in found if block.name not in self.doubtful}
-        return [self.settled(block, sure.get(type(block.module), block.layout.form)) for block in found]
+        for i, block in enumerate(found):
+            if block.name in self.doubtful:
+                x, form = block.tensor(self.calls[block.name].output), sure.get(type(block.module), block.layout.form)
+                found[i] = replace(block, layout=layouts_of(x.shape, self.size, form=form)[0])
+        return found
 
     def merging(self, functions: tuple[str, ...]) -> list[str]:
         """Names of the blocks around the modules that call one of these functions."""
@@ -255,13 +254,6 @@ class _Watched(FunctionWatch):
         if not callable(reroll) or not number.isdigit():
             return None
         return lambda x: reroll(x, int(number))
-
-    def settled(self, block: Block, form: str) -> Block:
-        """A block whose form is in doubt has the form that others of its class have."""
-        shape = block.tensor(self.calls[block.name].output).shape
-        return (
-            replace(block, layout=layouts_of(shape, self.size, form=form)[0]) if block.name in self.doubtful else block
-        )
 
 
 def _merges(name: str, args: tuple) -> bool:

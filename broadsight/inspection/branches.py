@@ -71,7 +71,8 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
             tokens = getattr(branch, place)
             if tokens is not None and _role(branch) in windowed:
                 found[i] = replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
-    return [watched.outside_windows(branch) for branch in found]
+    beside = watched.beside_windows
+    return [replace(one, front=beside(one.front, one.module), end=beside(one.end, one.module)) for one in found]
 
 
 def _role(branch: Branch) -> tuple[str, type]:
@@ -154,14 +155,9 @@ class _Watched:
             end = replace(end, module=projection, fresh=True, alone=True)
         return mid if mid and mid.count == end.count else None, end
 
-    def outside_windows(self, branch: Branch) -> Branch:
-        """The branch, its ends moved to where the image is whole and without padding."""
-        front, end = (self.beside_windows(tokens, branch.module) for tokens in (branch.front, branch.end))
-        return replace(branch, front=front, end=end)
-
     def beside_windows(self, tokens: Tokens | None, branch: nn.Module) -> Tokens | None:
-        """The same tokens at a module beside the branch that takes or gives just them: the norm before it, the scale or
-        stochastic depth behind it, or a block that does nothing but cut and paste."""
+        """The same tokens at a module beside the branch where the image is whole and without padding: the norm before
+        it, the scale or stochastic depth behind it, or a block that does nothing but cut and paste."""
         if tokens is None or not tokens.windowed or tokens.block is None:
             return tokens
         called = [(name, child) for name, child in tokens.block.named_children() if self.calls[child].order >= 0]

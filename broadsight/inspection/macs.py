@@ -21,25 +21,16 @@ from .watch import hooked
 
 Beyond = Callable[[nn.Module, tuple, Any], int]
 
-INITIAL_VALUES = [
-    getattr(Tensor, f"{name}_") for name in ("normal", "uniform", "erfinv", "mul", "add", "clamp", "fill")
-]
-
-
-class _NoInitialValues(TorchFunctionMode):
-    """Skips the initialisation of weights without memory, which changes nothing and takes its time."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in INITIAL_VALUES and args[0].is_meta and not torch.is_grad_enabled():
-            return args[0]
-        return func(*args, **(kwargs or {}))
+IN_PLACE = [getattr(Tensor, f"{name}_") for name in ("normal", "uniform", "erfinv", "mul", "add", "clamp", "fill")]
 
 
 class _NoArithmetic(TorchFunctionMode):
-    """Makes results without memory at once where no product is run: nothing is there to count."""
+    """Makes results without memory at once where no product is run: torch takes its time for shapes alone."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in (F.layer_norm, F.batch_norm, F.gelu, F.relu) and args[0].is_meta:  # shapes alone take torch its time
+        if func in IN_PLACE and args[0].is_meta and not torch.is_grad_enabled():  # the initial values of weights
+            return args[0]
+        if func in (F.layer_norm, F.batch_norm, F.gelu, F.relu) and args[0].is_meta:
             form = torch.contiguous_format if func is F.layer_norm else torch.preserve_format
             return torch.empty_like(args[0], memory_format=form)
         if func is F.linear and args[0].is_meta:  # without a bias, which is not counted
@@ -50,7 +41,7 @@ class _NoArithmetic(TorchFunctionMode):
 @lru_cache(maxsize=32)  # several rows of a table may be of one model, which counting leaves alone
 def blank_model(name: str, **kwargs: Any) -> nn.Module:
     """A timm model without memory for its weights, enough to count with."""
-    with torch.device("meta"), _NoInitialValues():
+    with torch.device("meta"), _NoArithmetic():
         return timm.create_model(name, **kwargs)
 
 

@@ -40,7 +40,6 @@ class FunctionWatch(TorchFunctionMode):
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         """A function was called."""
-        raise NotImplementedError
 
     def begins(self, call: Call) -> None:
         """A watched module is called."""

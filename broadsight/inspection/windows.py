@@ -13,7 +13,7 @@ from .layout import layouts_of
 # Attributes of timm's blocks and of our attentions that say how a map is cut into windows, or cells of one token each.
 WINDOWS, CELLS = ("window_size", "window", "ws", "partition_size"), ("cell", "patch")
 
-Inputs = dict[Any, list[tuple[int, ...]]]
+Inputs = dict[Any, list[tuple[int, ...]]]  # of modules: shapes of tensors, and pairs of numbers as they are
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,7 @@ def cuts(module: Any) -> bool:
 def windows_of(
     owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int], count: int, keys: int
 ) -> Windows | None:
-    """How the map was cut of which an attention sees `count` windows with `keys` tokens each; None if nothing says it.
-
-    Args:
-        owners: The attention and the block around it, which may say it.
-        inputs: What each of them was called with: shapes of tensors, and pairs of numbers as they are.
-    """
+    """How the map was cut of which an attention sees `count` windows with `keys` tokens each, if its owners say it."""
     for owner in owners:
         window = _said(owner, WINDOWS)
         several = hasattr(owner, "partition_size") and not hasattr(owner, "partition_block")  # ways to cut in one block
@@ -68,8 +63,7 @@ def windows_of(
         spread = hasattr(owner, "partition_size") and not owner.partition_block
         shift = _pair(getattr(owner, "shift_size", 0)) or (0, 0)
         for size in _map_sizes(owner, inputs, image_size):
-            found = Windows(size, window, shift, spread)
-            if math.prod(found.counts) == count:
+            if math.prod((found := Windows(size, window, shift, spread)).counts) == count:
                 return found
     return None
 
@@ -78,12 +72,10 @@ def cells_of(owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int],
     """The map whose cells are the `keys` tokens of an attention among cells; None if it is none, or they fit."""
     for owner in owners:
         cell = _said(owner, CELLS)
-        if cell is None:
-            continue
-        for size in _map_sizes(owner, inputs, image_size):
-            found = Windows(size, cell)
-            if math.prod(found.counts) == keys and (size[0] % cell[0] or size[1] % cell[1]):
-                return found
+        found = [Windows(size, cell) for size in _map_sizes(owner, inputs, image_size)] if cell else []
+        for one in found:
+            if math.prod(one.counts) == keys and any(n % side for n, side in zip(one.size, one.window, strict=True)):
+                return one
     return None
 
 

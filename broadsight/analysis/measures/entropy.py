@@ -18,16 +18,10 @@ from .frame import AttentionSum, Figure, draw_legend, draw_lines, draws, new_fig
 
 
 class LayerEntropy(float):
-    """The mean entropy of a layer's attention rows, in nats, over images, heads and queries.
+    """The mean entropy of a layer's attention rows, in nats, over images, heads and queries."""
 
-    Args:
-        value: The mean.
-        heads: The mean of each head; one for all where heads have no axis of their own in the layer's weights.
-        keys: The length of the rows: the number of tokens, or for attention among channels of channels.
-    """
-
-    heads: tuple[float, ...]
-    keys: int
+    heads: tuple[float, ...]  # the mean of each head; one for all where they have no axis of their own in the weights
+    keys: int  # the length of the rows: the number of tokens, or for attention among channels of channels
 
     def __new__(cls, value: float, heads: Iterable[float], keys: int) -> "LayerEntropy":
         self = super().__new__(cls, value)
@@ -63,14 +57,12 @@ def attention_entropy(
     so on. Soft-maxes over other axes than the last do not count, nor do rows in which everything is masked. What a row
     is depends on the layer:
 
-    - attention in windows: the keys of one window;
-    - attention among channels (XCiT, every other layer of DaViT): channels instead of tokens;
-    - super-token attention: one super token's weights over all of them. The association of pixels with super tokens is
-      a soft-max over another axis, and does not count;
+    - attention in windows: the keys of one window; among channels (XCiT, DaViT): channels instead of tokens;
+    - super-token attention: one super token's weights over all of them, and not the association of pixels with them;
     - abstract tokens (MAT): a pixel's weights in its window; "#2" the abstract token's in its window; "#3" an abstract
       token's among those of the image; "#4" a pixel's among those of the image;
-    - partial attention: a foreground token's weights among the foreground; "#2" the background's single query, whose
-      rows are as long as there are tokens, and zero for the foreground;
+    - partial attention: a foreground token's weights among the foreground; "#2" the background's single query among
+      all tokens, zero for the foreground;
     - EMSNet: a place's weights in its 3x3 window; "#2" a coarse cell's among all of them;
     - multi-token pooling: a learned token's weights over its group's tokens and the image.
 

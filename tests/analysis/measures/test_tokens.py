@@ -157,32 +157,23 @@ def test_models_without_tokens_are_refused():
         assert said.startswith(words) and "\n" not in said
 
 
-X, PAIR = numbered(2), torch.tensor([0, 1])
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "words"),
-    [
-        (X, torch.zeros(3).long(), "3 labels for 2 images"),
-        (X, torch.tensor([0, 3]), "a label is 3, but the model has 3"),
-        (X, torch.tensor([0, -1]), "a label is -1"),
-        (X, torch.zeros(2, 3), "class numbers"),
-        ([(X, ["a", "b"])], None, "class numbers"),
-        ([X], PAIR, "apart"),
-        ([(X, PAIR), X], None, "others without"),
-        (X[:0], None, "empty"),
-    ],
-)
-def test_images_and_labels_that_do_not_fit_are_refused(images, labels, words):
-    assert words in refusal(lambda: token_votes(Says(BY_HAND), images, labels))
-
-
-def test_answers_that_are_not_finite_are_refused():
-    assert "not finite" in refusal(lambda: token_votes(Says(BY_HAND * torch.nan), X))
+def test_images_and_labels_that_do_not_fit_are_refused():
+    model, x = Says(BY_HAND), numbered(2)
+    assert "3 labels for 2 images" in refusal(lambda: token_votes(model, x, torch.zeros(3).long()))
+    assert "a label is 3, but the model has 3" in refusal(lambda: token_votes(model, x, torch.tensor([0, 3])))
+    assert "a label is -1" in refusal(lambda: token_votes(model, x, torch.tensor([0, -1])))
+    assert "class numbers" in refusal(lambda: token_votes(model, x, torch.zeros(2, 3)))
+    assert "class numbers" in refusal(lambda: token_votes(model, [(x, ["a", "b"])]))
+    assert "apart" in refusal(lambda: token_votes(model, [x], torch.tensor([0, 1])))
+    assert "others without" in refusal(lambda: token_votes(model, [(x, torch.tensor([0, 1])), x]))
+    assert "not finite" in refusal(lambda: token_votes(Says(BY_HAND * torch.nan), x))
 
 
 def test_plot(tmp_path):
-    labelled, other = token_votes(Says(BY_HAND), X, torch.tensor([0, 2])), token_votes(Says(BY_HAND), X[:1])
+    labelled, other = (
+        token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2])),
+        token_votes(Says(BY_HAND), numbered(1)),
+    )
     whole, by_group = plot_token_votes({"one": labelled, "two": other}, tmp_path / "votes.png").axes
     assert (tmp_path / "votes.png").stat().st_size > 5000
     bars = [one for one in whole.containers if hasattr(one, "patches")]
