@@ -1,6 +1,7 @@
 """Blocks of models: their names and order, and the maps that are read from them."""
 
 import copy
+import re
 from collections import Counter
 
 import pytest
@@ -13,6 +14,7 @@ from broadsight.inspection.blocks import find_blocks, find_layers, watch_blocks
 from broadsight.inspection.passing import pass_images, peek
 from tests.inspection.foreign_blocks import Residual
 from tests.inspection.timm_models import created, images
+from tests.training.small_runs import refusal
 from tests.zoo import SMALLEST, shallow
 
 
@@ -124,16 +126,6 @@ def test_watching_changes_no_bit(name):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_hooks_go_also_after_an_error():
-    model = created("resnet10t")
-    blocks = find_blocks(model, images("resnet10t", 1))
-    with pytest.raises(RuntimeError), watch_blocks(model, blocks, lambda i, y: None):
-        model(torch.zeros(1, 5, 64, 64))
-    with pytest.raises(ValueError, match=r"ResNet does not take an image of 5x64x64: .*; pass images of the size"):
-        find_blocks(model, torch.zeros(1, 5, 64, 64))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
 def test_pooled_and_broadcasting_models_have_the_blocks_of_their_backbone():
     pooled = broadsight.swap_pool(created("resnet10t"), "map", num_classes=5)
     names = [block.name for block in find_blocks(pooled, torch.randn(1, 3, 64, 96))]
@@ -157,10 +149,11 @@ def test_layers_of_a_sequence():
 
 def test_nothing_is_found():
     for model in (nn.Flatten(), nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))):
-        with pytest.raises(ValueError, match=r"has no blocks that give a map of several places; .*such as resnet50"):
-            find_blocks(model, torch.zeros(1, 3, 2, 2))
-    with pytest.raises(ValueError, match="model is a str"):
-        find_blocks("resnet50", torch.zeros(1, 3, 2, 2))  # ty: ignore[invalid-argument-type]
+        said = refusal(lambda model=model: find_blocks(model, torch.zeros(1, 3, 2, 2)))
+        assert "has no blocks that give a map of several places; " in said and "such as resnet50" in said
+    assert "model is a str" in refusal(lambda: find_blocks("resnet50", torch.zeros(1, 3, 2, 2)))  # ty: ignore
+    said = refusal(lambda: find_blocks(created("resnet10t"), torch.zeros(1, 5, 64, 64)))
+    assert re.match("ResNet does not take an image of 5x64x64: .*; pass images of the size", said)
 
 
 def test_other_image_sizes_have_other_grids():
@@ -199,10 +192,9 @@ def test_layers_by_name():
     assert static == [f"stages.{i}.blocks.0.mixer.static" for i in range(4)]
     both = find_layers(model, x, "*.0.blocks.0.mixer.dynamic, *.0.blocks.0.mixer.static")
     assert [b.name.rpartition(".")[2] for b in both] == ["static", "dynamic"]
-    with pytest.raises(ValueError, match=r"no module of EMSNet is called \*.nothing; \* stands for anything"):
-        find_layers(model, x, "*.nothing")
-    with pytest.raises(ValueError, match=r"head\.fc gives no map of several places"):
-        find_layers(model, x, ["head.fc"])
+    said = refusal(lambda: find_layers(model, x, "*.nothing"))
+    assert "no module of EMSNet is called *.nothing; * stands for anything" in said
+    assert "head.fc gives no map of several places" in refusal(lambda: find_layers(model, x, ["head.fc"]))
 
 
 def test_peek_gives_all_back():
@@ -210,9 +202,7 @@ def test_peek_gives_all_back():
     first, again = peek(iter(given))
     assert first.shape == (1, 3, 4, 4) and first.all()
     assert [x is y for x, y in zip(again, given, strict=True)] == [True] * 3
-    for wrong, said in (([], "images are empty"), (3, "images are a int")):
-        with pytest.raises(ValueError, match=said):
-            peek(wrong)  # ty: ignore[invalid-argument-type]
+    assert "images are empty" in refusal(lambda: peek([])) and "images are a int" in refusal(lambda: peek(3))  # ty: ignore
 
 
 def test_compiled_and_copied_models():

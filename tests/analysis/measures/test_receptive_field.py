@@ -136,23 +136,6 @@ def at_layer(model: nn.Module, layer: str, images: Tensor) -> Tensor:
     return total / total.max()
 
 
-def test_failure_on_the_way__leaves_nothing_behind():
-    model = ones(2).train()
-
-    def stop(count: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        effective_receptive_field(model, torch.randn(2, 3, 9, 9), seen=stop)
-    assert all(module.training and not module._forward_hooks for module in model.modules())
-    assert all(p.requires_grad and p.grad is None for p in model.parameters()) and torch.is_grad_enabled()
-
-
-def test_stage_behind_a_norm__is_refused():
-    with pytest.raises(ValueError, match=r"the channels of 'stages.3' add up to a constant"):
-        effective_receptive_field(shallow("mat_1"), torch.randn(1, 3, 64, 64), layer="stages.3")
-
-
 @pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", "resnet10t"])
 def test_timm__is_read_in_its_form(name):
     model = created(name).eval()
@@ -231,6 +214,8 @@ def test_bad_images_and_results():
     assert "images are empty" in refusal(lambda: effective_receptive_field(ones(2), []))
     said = refusal(lambda: effective_receptive_field(ones(2), two))
     assert said == "images are 9x9, and then 9x8; pass images of one size"
+    said = refusal(lambda: effective_receptive_field(shallow("mat_1"), torch.randn(1, 3, 64, 64), layer="stages.3"))
+    assert said.startswith("the channels of 'stages.3' add up to a constant, as behind a norm")
     assert "share=0 is no share" in refusal(lambda: ReceptiveField(torch.ones(2, 2), "x", (2, 2), 1).held(0))
 
 
