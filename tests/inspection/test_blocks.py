@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import broadsight
 from broadsight.inspection.blocks import find_blocks, find_layers, watch_blocks
 from broadsight.inspection.passing import pass_images, peek
+from tests.analysis.measures.toy_models import Made
 from tests.inspection.foreign_blocks import Residual
 from tests.inspection.timm_models import created, images
 from tests.training.small_runs import refusal
@@ -172,17 +173,12 @@ def test_equal_sides_are_told_apart_by_others_of_the_class():
     def mixer(dim: int) -> nn.Module:
         return Residual(nn.Sequential(nn.Linear(dim, dim), nn.Linear(dim, dim)))
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.ModuleList([mixer(8)]), nn.ModuleList([mixer(5)])
-            self.reduce = nn.Linear(8, 5)
+    def forward(self: Made, x: Tensor) -> Tensor:
+        x = self.first[0](x.permute(0, 2, 3, 1))
+        return self.second[0](self.reduce(x)).mean((1, 2))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.first[0](x.permute(0, 2, 3, 1))
-            return self.second[0](self.reduce(x)).mean((1, 2))
-
-    blocks = find_blocks(Model(), torch.randn(1, 8, 8, 8))
+    parts = dict(first=nn.ModuleList([mixer(8)]), second=nn.ModuleList([mixer(5)]), reduce=nn.Linear(8, 5))
+    blocks = find_blocks(Made(forward, **parts), torch.randn(1, 8, 8, 8))
     assert [(block.name, block.layout.form) for block in blocks] == [("first.0", "NHWC"), ("second.0", "NHWC")]
 
 

@@ -12,6 +12,7 @@ import broadsight
 from broadsight.inspection.branches import Branch, Tokens, find_branches
 from broadsight.layers import ChannelMlp, PartialAttention
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
+from tests.analysis.measures.toy_models import Made
 from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Attention, Residual, TokenModel
 from tests.inspection.timm_models import SHRUNK, created
 
@@ -186,20 +187,14 @@ def test_channels__and_counts_of_a_vit():
 def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
     """Seven channels on maps of 7x7 and tokens as many as channels: the shapes alone would not tell."""
 
-    class Square(nn.Module):
-        img_size = 28
+    parts = dict(img_size=28, stem=nn.Conv2d(3, 7, 4, 4), tokens=nn.Conv2d(7, 49, 1))
+    parts["mlp"] = nn.Sequential(nn.Conv2d(7, 7, 1), nn.GELU(), nn.Conv2d(7, 7, 1))
+    parts["ffn"] = nn.Sequential(nn.Linear(49, 49), nn.GELU(), nn.Linear(49, 49))
 
-        def __init__(self):
-            super().__init__()
-            self.stem = nn.Conv2d(3, 7, 4, 4)
-            self.mlp = nn.Sequential(nn.Conv2d(7, 7, 1), nn.GELU(), nn.Conv2d(7, 7, 1))
-            self.tokens = nn.Conv2d(7, 49, 1)
-            self.ffn = nn.Sequential(nn.Linear(49, 49), nn.GELU(), nn.Linear(49, 49))
+    def forward(self: Made, x: Tensor) -> Tensor:
+        return self.ffn(self.tokens(self.mlp(self.stem(x))).flatten(2).mT)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.ffn(self.tokens(self.mlp(self.stem(x))).flatten(2).mT)
-
-    first, second = find_branches(Square())
+    first, second = find_branches(Made(forward, **parts))
     assert [tokens.channel_axis for tokens in places(first)] == [1, 1, 1]
     assert [tokens.channel_axis for tokens in places(second)] == [2, 2, 2]
 
@@ -315,16 +310,12 @@ def test_models__other_channels(in_chans):
 def test_models__values_that_are_asked_for():
     """A model that cannot run without arithmetic is run with it."""
 
-    class Asking(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mlp = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.mlp(x) if x.abs().sum() >= 0 else x
+    def asks(self: Made, x: Tensor) -> Tensor:
+        return x + self.mlp(x) if x.abs().sum() >= 0 else x
 
     for dtype in (torch.float32, torch.float64):
-        (branch,) = find_branches(TokenModel(Asking(), dim=16).to(dtype))
+        mlp = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
+        (branch,) = find_branches(TokenModel(Made(asks, mlp=mlp)).to(dtype))
         assert branch.end.count == 17 and branch.end.class_token
 
 
@@ -349,15 +340,8 @@ def test_models__convolutions_of_a_local_block():
 def test_models__given_by_keyword():
     """Tokens that an attention gets by name are tokens as well."""
 
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attn = Attention(16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.attn(x=x)
-
-    assert [branch.name for branch in find_branches(TokenModel(Named()))] == ["blocks.0.attn"]
+    block = Made(lambda self, x: x + self.attn(x=x), attn=Attention(16))
+    assert [branch.name for branch in find_branches(TokenModel(block))] == ["blocks.0.attn"]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -382,14 +366,8 @@ def test_trace__the_model_runs_as_before(name):
     assert torch.equal(fresh(x), model(x))
 
 
-class Broken(nn.Module):
-    def __init__(self, fault: Exception):
-        super().__init__()
-        self.fault = fault
-        self.mlp = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise self.fault
+class Broken(Made):
+    """Fails, with two layers in a row."""
 
 
 @pytest.mark.parametrize(
@@ -408,7 +386,10 @@ def test_refused__models_that_do_not_run(fault, reason):
             find_branches(model)
         assert "\n" not in str(error.value) and repr(error.value.__cause__) == repr(fault)
 
-    model = Broken(fault).train()
+    def fails(self: Made, x: Tensor) -> Tensor:
+        raise fault
+
+    model = Broken(fails, mlp=nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))).train()
     assert_untouched(model, look)
 
 

@@ -6,25 +6,23 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.inspection.meta_pass import copied, image_channels, image_size, in_eval_mode, undisturbed
+from tests.analysis.measures.toy_models import Made
 
 
-class Remembers(nn.Module):
+def remembers() -> nn.Module:
     """Keeps what it saw, as some attentions keep their positions."""
 
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 4)
-        self.register_buffer("offset", torch.ones(4))
-        self.seen: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = self.linear(x) + self.offset
-        self.calls = len(x)
+    def forward(self: Made, x: Tensor) -> Tensor:
+        self.seen, self.calls = self.linear(x) + self.offset, len(x)
         return self.seen
+
+    model = Made(forward, linear=nn.Linear(3, 4), seen=None)
+    model.register_buffer("offset", torch.ones(4))
+    return model
 
 
 def test_undisturbed__attributes_are_as_before_after_an_error_too():
-    model = Remembers()
+    model = remembers()
     kept = model.linear.weight
     with pytest.raises(ZeroDivisionError), undisturbed(model):
         model(torch.randn(2, 3))
@@ -35,7 +33,7 @@ def test_undisturbed__attributes_are_as_before_after_an_error_too():
 
 
 def test_copied__without_values_or_with_the_same_tensors():
-    model = Remembers()
+    model = remembers()
     model.linear.bias.requires_grad_(False)
     blank, linear = copied((model, model.linear), model, with_values=False)
     learning = {name: p.requires_grad for name, p in blank.named_parameters()}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from broadsight.analysis import dead_neurons, plot_dead_neurons
 from broadsight.inspection.passing import pass_images
-from tests.analysis.measures.toy_models import Does
+from tests.analysis.measures.toy_models import Does, Made
 from tests.inspection.timm_models import created, images
 from tests.zoo import shallow
 
@@ -57,17 +57,11 @@ def test_channels_are_found_in_every_layout():
 def test_an_activation_that_is_called_again_is_another_layer():
     """Also in passes of other lengths."""
 
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.act = nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.act(x)
-            return F.silu(self.act(x - 1.5))
+    def twice(self: Made, x: Tensor) -> Tensor:
+        return F.silu(self.act(self.act(x) - 1.5))
 
     counts = []
-    found = dead_neurons(Shared(), IMAGES, batch_size=1, seen=counts.append)
+    found = dead_neurons(Made(twice, act=nn.ReLU()), IMAGES, batch_size=1, seen=counts.append)
     shares = {(layer.name, layer.function): layer.share for layer in found.layers}
     assert shares == pytest.approx({("act", "relu"): 7 / 12, ("act#2", "relu"): 10 / 12, ("model", "silu"): 10 / 12})
     assert counts == [1, 2]

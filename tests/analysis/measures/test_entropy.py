@@ -19,7 +19,7 @@ from broadsight.inspection import attention_rows
 from broadsight.inspection.watch import hooked
 from broadsight.layers import PartialAttention, SuperTokenAttention
 from broadsight.layers.kernels import slices
-from tests.analysis.measures.toy_models import Attends
+from tests.analysis.measures.toy_models import Attends, Made
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
 from tests.training.small_runs import refusal
@@ -29,17 +29,6 @@ from tests.zoo import SMALLEST, shallow
 def entropy(weights: Tensor) -> Tensor:
     """Term by term, of the last axis."""
     return -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
-
-
-class Mixes(nn.Module):
-    """A layer of attention as the module `attn` of a model."""
-
-    def __init__(self, attn: nn.Module, call=lambda attn, x: attn(x)):
-        super().__init__()
-        self.attn, self.call = attn, call
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.call(self.attn, x)
 
 
 def fails(x: Tensor) -> Tensor:
@@ -135,11 +124,8 @@ def test_softmax__over_other_axes_or_outside_attention_does_not_count():
     for other in (lambda x: x.softmax(1), lambda x: x.softmax(-2), lambda x: x[0, 0].softmax(-1), torch.sigmoid):
         assert "has no attention weights" in refusal(lambda other=other: measured(other, x))
 
-    class Gated(Attends):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attn(x.softmax(-1)).softmax(-1)
-
-    (found,) = attention_entropy(Gated(sdpa), x).values()
+    model = Made(lambda self, x: self.gated(x.softmax(-1)).softmax(-1), gated=Attends(sdpa))
+    (found,) = attention_entropy(model, x).values()
     assert found.keys == 5
 
 
@@ -239,19 +225,12 @@ def test_nonsense__shows_and_autocast_does_not_reach_the_measurement():
     assert_rows(found, entropy((x * 8**-0.5 @ x.mT).softmax(-1)))
 
 
-class MultiHead(nn.Module):
+def asks(self: Made, x: Tensor, need_weights: bool = False) -> Any:
     """Tokens are the seven rows of an image; the first five ask the last six."""
-
-    def __init__(self, masks: dict, **options):
-        super().__init__()
-        self.attn = nn.MultiheadAttention(8, 2, **options)
-        self.masks = masks
-
-    def forward(self, x: Tensor, need_weights: bool = False) -> Any:
-        queries, keys = x[:, 0, :5], F.pad(x[:, 0, 1:], (0, self.attn.kdim - 8))
-        if not self.attn.batch_first:
-            queries, keys = queries.transpose(0, 1), keys.transpose(0, 1)
-        return self.attn(queries, keys, keys, need_weights=need_weights, average_attn_weights=False, **self.masks)
+    queries, keys = x[:, 0, :5], F.pad(x[:, 0, 1:], (0, self.attn.kdim - 8))
+    if not self.attn.batch_first:
+        queries, keys = queries.transpose(0, 1), keys.transpose(0, 1)
+    return self.attn(queries, keys, keys, need_weights=need_weights, average_attn_weights=False, **self.masks)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +256,8 @@ class MultiHead(nn.Module):
 )
 @torch.no_grad()
 def test_multi_head__is_what_torch_says(options, masks):
-    model, x = randomize(MultiHead(masks, **options)).eval(), torch.randn(3, 1, 7, 8)
+    model = randomize(Made(asks, attn=nn.MultiheadAttention(8, 2, **options), masks=masks)).eval()
+    x = torch.randn(3, 1, 7, 8)
     assert_rows(attention_entropy(model, x)["attn"], entropy(model(x, need_weights=True)[1].double()))
 
 
@@ -296,15 +276,9 @@ def test_multi_head__as_a_function(mask):
 
 
 def test_multi_head__in_torchs_encoder_with_its_fast_path():
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x.flatten(2).mT)
-
-    found = attention_entropy(Encoder(), torch.randn(2, 8, 3, 3))
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    model = Made(lambda self, x: self.layers(x.flatten(2).mT), layers=encoder)
+    found = attention_entropy(model, torch.randn(2, 8, 3, 3))
     assert list(found) == ["layers.layers.0.self_attn", "layers.layers.1.self_attn"]
     assert all(0 < x < math.log(9) and len(x.heads) == 2 for x in found.values())
 
@@ -408,13 +382,14 @@ def test_ours__alone_in_slices_and_fused_the_same(name, monkeypatch):
 
 def test_layers_of_ours__by_themselves():
     """Super tokens without their association with pixels, a soft-max too; a background apart from the foreground."""
-    found = attention_entropy(Mixes(randomize(SuperTokenAttention(16, cell=4, heads=2))), torch.randn(2, 16, 12, 20))
+    attn = randomize(SuperTokenAttention(16, cell=4, heads=2))
+    found = attention_entropy(Made(lambda self, x: self.attn(x), attn=attn), torch.randn(2, 16, 12, 20))
     assert list(found) == ["attn"] and found["attn"].keys == 15 and len(found["attn"].heads) == 2
 
-    def call(attn: nn.Module, x: Tensor) -> Tensor:
-        return attn(x.flatten(2).mT, x.flatten(2).sum(1))
+    def call(self: Made, x: Tensor) -> Tensor:
+        return self.attn(x.flatten(2).mT, x.flatten(2).sum(1))
 
-    model = Mixes(PartialAttention(16, 2, (1, 4), head_expansion=3), call)
+    model = Made(call, attn=PartialAttention(16, 2, (1, 4), head_expansion=3))
     found = attention_entropy(model, torch.zeros(2, 16, 4, 5))
     assert [(one.keys, len(one.heads)) for one in found.values()] == [(6, 6), (20, 1)]  # five and the abstract token
     assert [*found.values()] == pytest.approx([math.log(6), math.log(15)], abs=1e-2)  # nobody looks at the foreground
@@ -496,15 +471,14 @@ def test_refused__models_without_attention(name):
 
 
 def test_watching__goes_on_after_a_failure_that_the_model_expects():
-    class Tries(Attends):
-        def forward(self, x: Tensor) -> Tensor:
-            try:
-                return self.attn(x)
-            except RuntimeError:
-                return x.softmax(-1)  # outside of any attention
+    def tries(self: Made, x: Tensor) -> Tensor:
+        try:
+            return self.inner(x)
+        except RuntimeError:
+            return x.softmax(-1)  # outside of any attention
 
-    found = attention_entropy(Tries(fails), torch.randn(2, 1, 4, 5))
-    assert {name: one.keys for name, one in found.items()} == {"attn": 4}
+    found = attention_entropy(Made(tries, inner=Attends(fails)), torch.randn(2, 1, 4, 5))
+    assert {name: one.keys for name, one in found.items()} == {"inner.attn": 4}
 
 
 def test_compiled__is_looked_into_without_compiling():
