@@ -6,7 +6,6 @@ its axes. Here they are the logits of two classes, or the principal directions o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +65,6 @@ def token_logits(
     *,
     classes: Sequence[int] | None = None,
     view: str = "classes",
-    limit: int | None = 200,
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> TokenLogits:
@@ -79,12 +77,9 @@ def token_logits(
         classes: Two classes whose logits are the axes, for all images; without them each image has its own: the true
             class, or without labels the answer, and the strongest other.
         view: "classes" or "pca".
-        limit: Images at most; no more are read. All if None.
     """
     if view not in VIEWS:
         raise ValueError(f"view={view!r} is not known; choose {' or '.join(map(repr, VIEWS))}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit}; expected 1 or more images")
     pair = None if classes is None else _pair(classes, view)
     heard: list[dict[str, Tensor]] = []
 
@@ -97,7 +92,7 @@ def token_logits(
         more["answers"] = answers.aggregate.argmax(-1)
         heard.append({name: x.cpu() for name, x in (found | more).items()})
 
-    hear_tokens(model, images, labels, hear, limit=limit, batch_size=batch_size, seen=seen)
+    hear_tokens(model, images, labels, hear, batch_size=batch_size, seen=seen)
     points: dict[str, Any] = {"classes": None, "labels": None}
     points |= {name: torch.cat([one[name] for one in heard]) for name in heard[0]}
     if view == "pca":
@@ -237,7 +232,7 @@ register_measure(
         "logits",
         "where class tokens, groups and their aggregate are among the logits",
         "MAP, Fig. 5",
-        partial(token_logits, limit=None),  # the images are those that the user asked for
+        token_logits,
         plot_token_logits,
         rows,
         **OF_TOKENS,

@@ -120,40 +120,26 @@ def _between(whole: Tensor, row: float, column: float) -> float:
 
 
 @draws(Spectra, "log_amplitude")
-def plot_spectrum(spectra: Mapping[str, Spectra], *, layers: Sequence[int] | None = None) -> Figure:
+def plot_spectrum(spectra: Mapping[str, Spectra]) -> Figure:
     """Draw curves of relative log-amplitudes, and below them the spectra themselves.
 
     Above is a panel for each model with a line for each layer, dark to bright with depth, and beside these the highest
     frequency over depth, one line for each model. Below is a row for each model, depth from left to right, frequency 0
-    in the middle. Colours are log-amplitudes less that of frequency 0, on one scale, which ends at -10.
-
-    Args:
-        layers: Numbers of those to draw, from 0; by default all curves, and up to eight spectra, evenly spaced.
+    in the middle, up to eight of them, evenly spaced. Colours are log-amplitudes less that of frequency 0, on one
+    scale, which ends at -10.
     """
-    curves = [_chosen(one, layers) for one in spectra.values()]
-    maps = [_chosen(one, layers, PANELS) for one in spectra.values()]
+    layers = [len(one.layers) for one in spectra.values()]
+    numbers = [[round(i * (n - 1) / max(min(n, PANELS) - 1, 1)) for i in range(min(n, PANELS))] for n in layers]
     columns = min(len(spectra), COLUMNS)
     above, below = 4.0 * math.ceil(len(spectra) / columns), 1.75 * len(spectra) + 0.5
-    figure = new_figure(max(3.4 * columns + 5.2, 1.5 * max(map(len, maps)) + 2.0), above + below)
+    figure = new_figure(max(3.4 * columns + 5.2, 1.5 * max(map(len, numbers)) + 2.0), above + below)
     parts: Any = figure.subfigures(2, 1, height_ratios=[above, below])
-    _draw_curves(parts[0], spectra, curves, columns)
-    _draw_maps(parts[1], spectra, maps)
+    _draw_curves(parts[0], spectra, columns)
+    _draw_maps(parts[1], spectra, numbers)
     return figure
 
 
-def _chosen(one: Spectra, layers: Sequence[int] | None, most: int | None = None) -> list[int]:
-    count = len(one.layers)
-    if layers is not None:
-        for number in layers:
-            if not 0 <= number < count:
-                raise ValueError(f"there is no layer {number}; layers are numbered from 0 to {count - 1}")
-        return list(layers)
-    if most is None or count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
-
-
-def _draw_curves(figure: Any, spectra: Mapping[str, Spectra], chosen: Sequence[Sequence[int]], columns: int) -> None:
+def _draw_curves(figure: Any, spectra: Mapping[str, Spectra], columns: int) -> None:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -163,21 +149,20 @@ def _draw_curves(figure: Any, spectra: Mapping[str, Spectra], chosen: Sequence[S
     panels = curves.subplots(math.ceil(len(spectra) / columns), columns, squeeze=False, sharey=True)
     for panel in panels.flat[len(spectra) :]:
         panel.set_visible(False)
-    lines: dict[str, list[float]] = {}
-    for panel, (label, one), numbers in zip(panels.flat, spectra.items(), chosen, strict=False):
-        for number in numbers:
-            layer, depth = one.layers[number], DEPTH * number / max(len(one.layers) - 1, 1)
+    for panel, (label, one) in zip(panels.flat, spectra.items(), strict=False):
+        for number, layer in enumerate(one.layers):
+            depth = DEPTH * number / max(len(one.layers) - 1, 1)
             panel.plot(layer.frequencies, layer.relative, color=shade(depth), linewidth=1.2)
         panel.axhline(0, color="grey", linewidth=0.6)
         panel.set_title(label, fontsize=10)
         panel.set_xlabel("frequency, π")
-        lines[label] = [one.layers[number].high for number in numbers]
     for panel in panels[:, 0]:
         panel.set_ylabel("Δ log amplitude")
     depths = ScalarMappable(Normalize(0, 1 / DEPTH), shade)
     bar = curves.colorbar(depths, ax=panels, label="depth", ticks=[0, 1], boundaries=[i / 64 for i in range(65)])
     bar.ax.set_yticklabels(["first", "last"])
     high = summary.subplots()
+    lines = {label: [layer.high for layer in one.layers] for label, one in spectra.items()}
     draw_lines(high, lines, "Δ log amplitude at the highest frequency")
     draw_legend(high)
 
@@ -219,7 +204,7 @@ register_measure(
         "which spatial frequencies features have, layer by layer: smooth or fine",
         "EMSNet, Figs. 3.5, 3.6 and 3.10",
         log_amplitude,
-        lambda spectra, path=None: plot_spectrum(spectra, path),  # whose `layers` are numbers
+        plot_spectrum,
         rows,
         options={
             "layers": "modules to look at instead of all blocks: names or patterns",

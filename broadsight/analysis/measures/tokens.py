@@ -4,14 +4,14 @@ The measure of MAP (Eq. 2) with zero-one loss. The bias says how often all token
 often a token answers otherwise than all together, right or not.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.passing import Images, Seen, batches, check_model, pass_images
+from ...inspection.passing import Images, Seen, check_model, pass_images
 from ...inspection.watch import uncompiled
 from ...visual.plots import PALETTE
 from .base import Measure, Rows, register_measure
@@ -51,14 +51,12 @@ def hear_tokens(
     labels: Tensor | None,
     hear: Callable[[Answers], None],
     *,
-    limit: int | None = None,
-    batch_size: int = 8,
-    seen: Seen | None = None,
+    batch_size: int,
+    seen: Seen | None,
 ) -> None:
     """Let a model answer all images and pass its tokens' answers to `hear`, batch by batch.
 
-    Labels are (B,) of images that are one tensor; of others they are the second of a tuple. No more images than the
-    limit are read.
+    Labels are (B,) of images that are one tensor; of others they are the second of a tuple.
     """
     check_model(model)
     inner = uncompiled(model)
@@ -83,17 +81,7 @@ def hear_tokens(
             raise ValueError("some batches of images come with labels and others without; expected one or the other")
         hear(answers)
 
-    images = images if limit is None else _first(images, limit)
     pass_images(_AskTokens(inner), images, batch_size=batch_size, seen=seen, see=see)
-
-
-def _first(images: Images, count: int) -> Iterator[tuple[Any, ...]]:
-    """The first images, in batches as they come."""
-    for batch, rest in batches(images):
-        yield batch[:count], *(x[:count] for x in rest)
-        count -= len(batch)
-        if count <= 0:
-            return
 
 
 class _AskTokens(nn.Module):

@@ -46,21 +46,6 @@ def test_single_tokens_are_their_groups():
     assert torch.equal(found.tokens[:, :, 0], found.groups) and torch.equal(found.placed(), found.tokens)
 
 
-def test_no_more_images_are_read_than_asked_for():
-    read = []
-
-    def loader():
-        for start in range(0, 12, 4):
-            read.append(start)
-            yield numbered(12)[start : start + 4], torch.zeros(4).long()
-
-    model, counts = Says(torch.randn(12, 2, 2, 3)), []
-    found = token_logits(model, loader(), limit=6, batch_size=3, seen=counts.append)
-    assert len(found.aggregate) == 6 and read == [0, 4] and model.calls == [3, 1, 2] and counts == [3, 4, 6]
-    assert len(token_logits(model, numbered(12), limit=5).aggregate) == 5
-    assert len(token_logits(model, numbered(12)).aggregate) == 12
-
-
 @pytest.mark.parametrize("shape", [(7, 2, 3, 5), (2, 2, 2, 30)])  # more points than classes, and fewer
 def test_principal_directions(shape):
     torch.manual_seed(0)
@@ -114,7 +99,6 @@ def test_what_cannot_be_drawn_is_refused():
     assert "expected 0 to 2" in refusal(lambda: token_logits(model, x, classes=(0, 3)))
     assert "leave them out" in refusal(lambda: token_logits(model, x, classes=(0, 1), view="pca"))
     assert "view='tsne'" in refusal(lambda: token_logits(model, x, view="tsne"))
-    assert "limit=0" in refusal(lambda: token_logits(model, x, limit=0))
     assert "one class" in refusal(lambda: token_logits(Says(BY_HAND[..., :1]), x))
 
 
