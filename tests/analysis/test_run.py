@@ -53,22 +53,18 @@ def pooled(tmp_path_factory, images):
     return folder
 
 
-def images_of(folder, subject):
-    """What the model sees of all images of a folder, in order."""
-    see = subject.transforms.build(False)
-    return torch.stack(
-        [torch.as_tensor(see(Image.open(path).convert("RGB"))) for path in sorted(folder.rglob("*.png"))]
-    )
+def ask(measure, *models, **options):
+    return Request(measure, tuple(map(str, models)), **SMALL | options)
 
 
 def test_entropy_is_that_of_the_function(images, run):
     folder, model = run
-    found = analyze(Request("entropy", (str(folder),), data=str(images), **SMALL | {"batch": 3}))
-    (label,) = found.results
-    assert label == "mine"
-    subject = found.subjects[0]
-    expected = analysis.attention_entropy(model, subject.normalise(images_of(images, subject)))
-    assert found.results[label] == pytest.approx(expected)
+    found = analyze(ask("entropy", folder, data=str(images), batch=3))
+    (subject,) = found.subjects
+    see = subject.transforms.build(False)
+    seen = [torch.as_tensor(see(Image.open(path).convert("RGB"))) for path in sorted(images.rglob("*.png"))]
+    expected = analysis.attention_entropy(model, subject.normalise(torch.stack(seen)))
+    assert found.results == {"mine": pytest.approx(expected)}
     record = json.loads(json.dumps(record_of(found)))
     assert (record["measure"], record["seed"]) == ("entropy", 0)
     assert record["command"].startswith("broadsight.analyze('entropy', [")
@@ -80,7 +76,7 @@ def test_entropy_is_that_of_the_function(images, run):
 
 
 def test_all_models_see_the_same_sample(images, run):
-    asked = Request("variance", (str(run[0]), "test_resnet"), data=str(images), samples=4, seed=1, **RANDOM)
+    asked = ask("variance", run[0], "test_resnet", data=str(images), samples=4, seed=1, pretrained=False)
     subjects = open_subjects(asked)
     assert [one.label for one in subjects] == ["mine", "test_resnet, random weights"]
     found, sources = images_for(asked, analysis.MEASURES["variance"], subjects, {})
@@ -93,7 +89,7 @@ def test_all_models_see_the_same_sample(images, run):
 
 def test_random_weights_come_from_the_seed():
     def weights(seed):
-        (one,) = open_subjects(Request("variance", ("test_resnet",), seed=seed, **RANDOM))
+        (one,) = open_subjects(ask("variance", "test_resnet", seed=seed, pretrained=False))
         return next(one.model.parameters())
 
     assert torch.equal(weights(3), weights(3)) and not torch.equal(weights(3), weights(4))
@@ -119,7 +115,7 @@ def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
 
 
 def test_scenes_are_so_many_as_asked():
-    asked = Request("variance", ("test_resnet",), **RANDOM)
+    asked = ask("variance", "test_resnet", pretrained=False)
     subjects = open_subjects(asked)
     found = open_images(subjects, replace(asked, data="scenes:6"), labelled=False)
     assert len(found.source) == 6 and found.source.name(0).startswith("scenes/val/")
@@ -132,7 +128,7 @@ def test_scenes_are_so_many_as_asked():
 
 
 def test_pairs_of_images_and_masks_and_lists(tmp_path):
-    asked = Request("variance", ("test_resnet",), data=str(tmp_path), **RANDOM)
+    asked = ask("variance", "test_resnet", data=str(tmp_path), pretrained=False)
     subjects = open_subjects(asked)
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
@@ -145,34 +141,33 @@ def test_pairs_of_images_and_masks_and_lists(tmp_path):
 
 
 def test_labels_reach_the_tokens(images, pooled):
-    found = analyze(Request("tokens", (str(pooled),), **SMALL))
+    found = analyze(ask("tokens", pooled))
     (votes,) = found.results.values()
     assert votes.images == 2 and votes.bias in (0.0, 0.5, 1.0)  # a hold-out of one cat and one dog
     assert found.found.description["part"] == "val"
-    unlabelled = analyze(Request("tokens", (str(pooled),), data=str(images / "*" / "00*.png"), **SMALL))
+    unlabelled = analyze(ask("tokens", pooled, data=str(images / "*" / "00*.png")))
     (votes,) = unlabelled.results.values()
     assert votes.images == 7 and votes.bias is None and any("has no labels" in note for note in unlabelled.notes)
 
 
 def test_labels_that_do_not_fit_are_left_out_if_they_can_be(pooled, tmp_path):
     data = str(fill(tmp_path, bird=2, fish=2))
-    found = analyze(Request("tokens", (str(pooled),), data=data, **SMALL))
+    found = analyze(ask("tokens", pooled, data=data))
     assert found.results["test_resnet-map"].bias is None
     assert any("labels are not used: " in note and "bird" in note for note in found.notes)
-    removal = Request("removal", (str(pooled),), data=data, **SMALL)
-    assert "was not trained on: bird, fish" in refusal(lambda: analyze(removal))
+    assert "was not trained on: bird, fish" in refusal(lambda: analyze(ask("removal", pooled, data=data)))
 
 
 def test_removal_asks_a_classifier_about_labelled_images(images, pooled):
     options = {"fractions": (0.0, 0.5), "saliency": "gradcam"}
-    found = analyze(Request("removal", (str(pooled),), data=str(images), part="all", set=options, **SMALL))
+    found = analyze(ask("removal", pooled, data=str(images), part="all", set=options))
     (curves,) = found.results.values()
     assert curves.images == 7 and curves.fractions == (0.0, 0.5)
     assert found.settings["seed"] == 0 and found.settings["dino_checkpoint"] is None
 
 
 def test_runs_of_one_model_are_called_by_their_folders(pooled):
-    found = analyze(Request("variance", (str(pooled),) * 2, samples=2, **SMALL))
+    found = analyze(ask("variance", pooled, pooled, samples=2))
     assert list(found.results) == ["test_resnet-map, pooled", "test_resnet-map, pooled (2)"]
 
 
@@ -199,7 +194,7 @@ def test_front_asks_about_data(images, pooled):
 
 def test_front_refusals(run, tmp_path):
     assert "needs MODEL|RUN" in refusal(lambda: analyze(Request("front", ())))
-    assert "needs --data" in refusal(lambda: analyze(Request("front", ("test_resnet",), **RANDOM)))
+    assert "needs --data" in refusal(lambda: analyze(ask("front", "test_resnet", pretrained=False)))
     assert "none of our models" in refusal(lambda: analyze(Request("front", (), set={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
     assert "holds no accuracy" in refusal(lambda: analyze(Request("front", (str(tmp_path / "bad.json"),))))
@@ -210,19 +205,19 @@ def test_an_interrupt_keeps_what_is_done(images, run):
         if done > 7:
             raise KeyboardInterrupt
 
-    names = (str(run[0]), "test_vit")
-    found = analyze(Request("entropy", names, data=str(images), **RANDOM | {"batch": 2}), stop)
+    asked = ask("entropy", run[0], "test_vit", data=str(images), batch=2, pretrained=False)
+    found = analyze(asked, stop)
     assert list(found.results) == ["mine"] and found.how["interrupted"]
     assert "interrupted: test_vit, random weights left out" in found.notes
     assert [one["label"] for one in record_of(found)["models"]] == ["mine"]
     assert "RANDOM" not in heading(found)
     with pytest.raises(KeyboardInterrupt):
-        analyze(Request("entropy", names, data=str(images), **RANDOM), lambda done, total, doing: stop(8, total, doing))
+        analyze(asked, lambda done, total, doing: stop(8, total, doing))
 
 
 def test_progress_counts_images_of_all_models(images, run):
     seen = []
-    asked = Request("variance", (str(run[0]),) * 2, data=str(images), **SMALL | {"batch": 4})
+    asked = ask("variance", run[0], run[0], data=str(images), batch=4)
     analyze(asked, lambda done, total, doing: seen.append((done, total)))
     assert seen == [(0, 14), (4, 14), (7, 14), (7, 14), (11, 14), (14, 14)]
 
@@ -250,7 +245,7 @@ def test_too_few_images(run, tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
     (tmp_path / "two.png").write_text("")
     measure = analysis.MEASURES["tokens"]
-    subjects = open_subjects(Request("tokens", (str(run[0]),), **SMALL))
+    subjects = open_subjects(ask("tokens", run[0]))
 
     def found(data, **more):
         return images_for(Request("tokens", (str(run[0]),), data=data, **SMALL, **more), measure, subjects, {})
@@ -263,9 +258,8 @@ def test_too_few_images(run, tmp_path):
 
 def test_channels_must_agree(run, tmp_path):
     grey, _ = leave_run(tmp_path / "grey", model_args={"in_chans": 1})
-    both = Request("variance", (str(run[0]), str(grey)), **SMALL)
-    assert "different channels" in refusal(lambda: open_subjects(both))
-    found = analyze(Request("variance", (str(grey),), data="scenes:2", **SMALL))
+    assert "different channels" in refusal(lambda: open_subjects(ask("variance", run[0], grey)))
+    found = analyze(ask("variance", grey, data="scenes:2"))
     assert found.results["grey"].images == 2
 
 

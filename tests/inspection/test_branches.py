@@ -104,15 +104,12 @@ def test_counts__of_others(name):
     assert counted(find_branches(FOREIGN[name](), image_size=SIDE)) == expected
 
 
-def test_counts__none_without_running():
+def test_counts__grow_with_the_depth():
     """A model without candidates is not even run: this one could not be."""
     assert find_branches(nn.Conv2d(3, 4, 3)) == [] and find_branches(resnet18()) == []
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_counts__grow_with_the_depth(depth):
-    names = [branch.name for branch in find_branches(without_content("test_vit", depth=depth))]
-    assert names == [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
+    for depth in (1, 3):
+        names = [branch.name for branch in find_branches(without_content("test_vit", depth=depth))]
+        assert names == [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +183,6 @@ def test_channels__and_counts_of_a_vit():
 
 def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
     """Seven channels on maps of 7x7 and tokens as many as channels: the shapes alone would not tell."""
-
     parts = dict(img_size=28, stem=nn.Conv2d(3, 7, 4, 4), tokens=nn.Conv2d(7, 49, 1))
     parts["mlp"] = nn.Sequential(nn.Conv2d(7, 7, 1), nn.GELU(), nn.Conv2d(7, 7, 1))
     parts["ffn"] = nn.Sequential(nn.Linear(49, 49), nn.GELU(), nn.Linear(49, 49))
@@ -223,19 +219,13 @@ def test_class_token__is_where_the_model_puts_one(name, options, expected):
     assert branches and {tokens.class_token for branch in branches for tokens in places(branch)} == {expected}
 
 
-def test_class_token__joins_late():
-    branches = branches_of("convit")
-    expected = {branch.name: branch.name.startswith("blocks.2.") for branch in branches}
-    assert {branch.name: branch.end.class_token for branch in branches} == expected and any(expected.values())
-
-
-def test_class_token__of_the_outer_tokens_alone():
+def test_class_token__of_some_branches_alone():
+    """It joins late, or is among the outer tokens, or is split off for convolutions."""
+    late = {branch.name: branch.end.class_token for branch in branches_of("convit")}
+    assert late == {name: name.startswith("blocks.2.") for name in late} and any(late.values())
     for branch in branches_of("tnt"):
         inner = branch.name.endswith("_in")
         assert (branch.end.class_token, branch.end.windowed) == (not inner, inner)
-
-
-def test_class_token__of_others():
     late = {branch.name: branch.end.class_token for branch in find_branches(FOREIGN["pvt"]())}
     assert late == {"block1.attn": False, "block1.mlp": False, "block2.attn": True, "block2.mlp": True}
     split = [(branch.kind, branch.end.class_token) for branch in find_branches(FOREIGN["local_vit"]())]
@@ -277,15 +267,11 @@ def test_windows__a_place_that_serves_two_branches_is_none():
             assert branch.end.windowed and branch.end.module is branch.module.proj
 
 
-@pytest.mark.parametrize("name", ["davit", "mobilevit_xxs"])
-def test_windows__by_the_kind_of_block(name):
-    for branch in found(name, "attn"):
-        expected = name == "mobilevit_xxs" or type(branch.module).__name__ == "WindowAttention"
-        assert branch.mid.windowed == expected, branch.name
-
-
-def test_windows__inside_our_attention_that_gives_whole_maps():
-    """The middle sees windows in every stage: where there is one alone, a larger image has several."""
+def test_windows__by_the_kind_of_block():
+    for branch in [*found("davit", "attn"), *found("mobilevit_xxs", "attn")]:
+        channels = type(branch.module).__name__ == "ChannelAttention"
+        assert branch.mid.windowed != channels, branch.name
+    # Inside ours, which gives whole maps, in every stage: where there is one window alone, a larger image has several
     assert [(branch.end.windowed, branch.mid.windowed) for branch in found("mat", "attn")] == [(False, True)] * 2
 
 
@@ -294,17 +280,13 @@ def test_windows__none_where_the_batch_is_whole(name):
     assert not any(tokens.windowed for branch in branches_of(name) for tokens in places(branch))
 
 
-def test_models__features_only():
+def test_models__features_only_and_other_channels():
+    assert [len(find_branches(created("test_vit", in_chans=count))) for count in (1, 4)] == [12, 12]
     branches = find_branches(timm.create_model("test_vit", features_only=True))
     assert [branch.name for branch in branches][:2] == ["model.blocks.0.attn", "model.blocks.0.mlp"]
     assert {branch.end.class_token for branch in branches} == {True}
     listed = timm.create_model("test_convnext", features_only=True)
     assert len(find_branches(listed)) == len(found("test_convnext", "mlp")) == 9
-
-
-@pytest.mark.parametrize("in_chans", [1, 4])
-def test_models__other_channels(in_chans):
-    assert len(find_branches(created("test_vit", in_chans=in_chans))) == 12
 
 
 def test_models__values_that_are_asked_for():
@@ -339,7 +321,6 @@ def test_models__convolutions_of_a_local_block():
 
 def test_models__given_by_keyword():
     """Tokens that an attention gets by name are tokens as well."""
-
     block = Made(lambda self, x: x + self.attn(x=x), attn=Attention(16))
     assert [branch.name for branch in find_branches(TokenModel(block))] == ["blocks.0.attn"]
 
@@ -355,19 +336,12 @@ def test_trace__looking_leaves_none(name, training):
 @pytest.mark.parametrize("name", ["convit", "eva02", "levit_128s", "twins", "volo", "dinov3"])
 @torch.no_grad()
 def test_trace__the_model_runs_as_before(name):
-    torch.manual_seed(0)
     make, side = MORE.get(name) or (lambda: created(name), 224)
-    model, fresh = make().eval(), make().eval()
-    x = torch.randn(1, 3, side, side)
+    model, fresh, x = make().eval(), make().eval(), torch.randn(1, 3, side, side)
     fresh.load_state_dict(model.state_dict())
-    find_branches(fresh, image_size=side)
-    assert torch.equal(fresh(x), model(x))
-    find_branches(model, image_size=side)
-    assert torch.equal(fresh(x), model(x))
-
-
-class Broken(Made):
-    """Fails, with two layers in a row."""
+    for looked_into in (fresh, model):  # before it has run, and after
+        find_branches(looked_into, image_size=side)
+        assert torch.equal(fresh(x), model(x))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +353,7 @@ class Broken(Made):
     ],
 )
 def test_refused__models_that_do_not_run(fault, reason):
-    words = rf"^Broken does not run on images of 224x224 \({reason}\); pass the image_size that it was built for$"
+    words = rf"^Made does not run on images of 224x224 \({reason}\); pass the image_size that it was built for$"
 
     def look() -> None:
         with pytest.raises(ValueError, match=words) as error:
@@ -389,7 +363,7 @@ def test_refused__models_that_do_not_run(fault, reason):
     def fails(self: Made, x: Tensor) -> Tensor:
         raise fault
 
-    model = Broken(fails, mlp=nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))).train()
+    model = Made(fails, mlp=nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))).train()
     assert_untouched(model, look)
 
 
