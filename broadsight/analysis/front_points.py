@@ -84,10 +84,7 @@ def read_points(path: str | Path, x: str = "latency_ms", measured: Mapping[str, 
 
 
 def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> list[Point]:
-    """Published accuracies and costs, from rows of `papers.verify.catalogue`.
-
-    No latency, since papers measure it on other machines.
-    """
+    """Published accuracies and costs, from rows of `papers.verify.catalogue`; latency is of other machines."""
     column, unit = {"macs": ("paper_macs_g", 1e9), "parameters": ("paper_params_m", 1e6)}.get(check_axis(x), ("", 1.0))
 
     def point(row: Mapping[str, Any]) -> Point:
@@ -158,9 +155,7 @@ def _of_run(path: Path, x: str, measured: Mapping[str, Any]) -> Point:
 def point_of(label: str, costs: Mapping[str, Any], x: str, accuracy: float | None, data: str, conditions: str) -> Point:
     """A point of our own. Without quartiles, half of a latency's spread lies to either side, from the minimum on.
 
-    Args:
-        costs: By axis: None, a number, or a latency with "median", "minimum", "spread" and perhaps "quartiles".
-        conditions: Of a latency.
+    Costs are by axis: None, a number, or a latency with "median", "minimum", "spread" and perhaps "quartiles".
     """
     cost = costs.get(x)
     at, low, high = None, None, None

@@ -68,11 +68,8 @@ def watch_attention(
     """Show every soft-max over attention weights in a model to `see` while this is open, in the order of execution.
 
     The weights are those that the soft-max over the last axis gives, before dropout and whatever else follows. Several
-    of them in one call of a layer are called "name", "name#2" and so on. Rows are computed when they are asked for.
-
-    Args:
-        model: Any model with attention, not compiled; a ValueError says that it has none.
-        wanted: Given a layer's name, says whether `see` is to be called.
+    of them in one call of a layer are called "name", "name#2" and so on; `wanted` says which to show. Rows are computed
+    when they are asked for. The model is not compiled; a ValueError says that it has no attention.
     """
     names = {module: layer_name(name) for module, name in find_attention(model).items()}
     if not names:

@@ -59,10 +59,9 @@ class Rows:
         return whole
 
     def received(self, queries: slice = ALL, counted: Tensor | None = None) -> Tensor:
-        """What every key receives on average over some queries, (B, ..., M). Rows in which all is masked do not count.
+        """What every key receives on average over some queries, (B, ..., M).
 
-        Args:
-            counted: Which rows count, (B, ..., N); all if None.
+        Rows in which all is masked do not count, nor those that are not `counted` (B, ..., N).
         """
         shape = (*self.shape[:-2], self.shape[-1])
         total: Any = None
@@ -81,11 +80,8 @@ class Rows:
         return total / count.clamp(min=1)[..., None]
 
     def split(self, sizes: Sequence[int], head_axis: int) -> "Rows":
-        """The same rows (B, N, M) as (B, *sizes, M), for a layer that has more than queries in their axis.
-
-        Only where the model writes its weights out.
-        """
-        assert self._written_out is not None
+        """The same rows (B, N, M) as (B, *sizes, M), for a layer that has more than queries in their axis."""
+        assert self._written_out is not None  # such a layer writes its weights out
         logits, weights = (x.unflatten(-2, tuple(sizes)) for x in self._written_out)
         return rows_of_softmax(logits, weights, head_axis=head_axis)
 

@@ -82,8 +82,7 @@ def find_blocks(model: nn.Module, images: Images) -> list[Block]:
 def find_layers(model: nn.Module, images: Images, layers: str | Sequence[str]) -> list[Block]:
     """Any modules that give a map of the whole image, by patterns of their paths, in the order in which they run.
 
-    Args:
-        layers: Paths in which * stands for anything, as "*.mixer.static"; a sequence, or separated by commas.
+    In a path * stands for anything, as in "*.mixer.static". Several are a sequence, or separated by commas.
     """
     check_model(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]

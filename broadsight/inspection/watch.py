@@ -98,8 +98,7 @@ def hooked(
 ) -> Generator[None, None, None]:
     """Put forward hooks on some modules for as long as this is open: before they run, and after with what they gave.
 
-    Args:
-        always: Whether `after` is called after an error too, with None.
+    With `always`, after an error too, with None.
     """
     with ExitStack() as hooks:
         for module in modules:

@@ -54,9 +54,6 @@ def dead_neurons(model: nn.Module, images: Images, *, batch_size: int = 8, seen:
     itself, in gates and heads too; and timm's modules that write these out. What a model writes out itself, such as
     clamp(min=0) for a ReLU, is not recognised. Meanwhile all modules have hooks, with which our layers run as they are
     written: the same answers up to rounding.
-
-    Args:
-        model, images, batch_size, seen: As for `pass_images`.
     """
     check_model(model)
     inner = uncompiled(model)

@@ -66,8 +66,7 @@ def attention_entropy(
     - EMSNet: a place's weights in its 3x3 window; "#2" a coarse cell's among all of them;
     - multi-token pooling: a learned token's weights over its group's tokens and the image.
 
-    Args:
-        model, images, batch_size, seen: As for `pass_images`; all images have one size.
+    All images have one size.
     """
     layers = sum_attention(model, images, _Layer, batch_size=batch_size, seen=seen)
     return {name: layer.entropy() for name, layer in layers.items()}

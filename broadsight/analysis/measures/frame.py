@@ -58,11 +58,8 @@ def pass_blocks(
 ) -> tuple[list[Block], int]:
     """Run a model on all images, as `pass_images` does, and show the map (B, C, h, w) of every block to `see`.
 
-    Args:
-        layers: Other modules instead of the blocks, as `find_layers` takes them.
-
-    Returns:
-        The blocks in order of execution, and how many images there were.
+    Layers are other modules instead, as `find_layers` takes them. Back come the blocks in order of execution, and how
+    many images there were.
     """
     image, images = peek(images)
     blocks = find_blocks(model, image) if layers is None else find_layers(model, image, layers)
@@ -71,18 +68,13 @@ def pass_blocks(
 
 
 class AttentionSum:
-    """What is summed up over all images of one soft-max.
-
-    Args:
-        rows: Of the first images; `heads` is 1 if they are not in an axis of their own.
-    """
+    """What is summed up over all images of one soft-max, from whose rows `add` takes it."""
 
     def __init__(self, rows: Rows):
         self.heads = 1 if rows.head_axis is None else rows.shape[rows.head_axis]
         self.keys = rows.shape[-1]
 
-    def add(self, rows: Rows) -> None:
-        raise NotImplementedError
+    def add(self, rows: Rows) -> None: ...
 
 
 Sum = TypeVar("Sum", bound=AttentionSum)
@@ -99,9 +91,7 @@ def sum_attention(
 ) -> dict[str, Sum]:
     """Sums over the attention rows of all images for every soft-max of a model, as `pass_attention` shows them.
 
-    Args:
-        start: Makes an empty sum.
-        arranged: Brings the rows of a module into another form first.
+    `start` makes an empty sum; `arranged` brings the rows of a module into another form first.
     """
     sums: dict[str, Sum] = {}
 
@@ -124,11 +114,8 @@ def draws(
 ) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
     """Give a function that draws {label: result} a second argument `path`, a png, svg or pdf file to write.
 
-    The results are checked first. The file appears complete or not at all.
-
-    Args:
-        kind: Of each result; of its values if it is one `by_layer`.
-        measure: The function that gives such results.
+    The file appears complete or not at all. The results are checked first: each is of that kind, or its values are if
+    it is one `by_layer`.
     """
 
     def fits(result: Any) -> bool:

@@ -68,9 +68,6 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
 
     A point without accuracy, as from a benchmark, lends its cost to points of the same model without a cost, such as
     published ones, which have no latency.
-
-    Args:
-        points: Results of `read_points` and `paper_points` for this x, one of AXES.
     """
     check_axis(x)
     points, notes = _joined(list(points), UNITS[x][0])

@@ -105,10 +105,7 @@ def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | 
     """Draw a panel for each model: tokens, the centres of their groups, and the aggregates.
 
     Tokens are drawn where `placed` puts them. With the logits of two classes, points below the diagonal are for the
-    first of them.
-
-    Args:
-        names: Names of the classes, by number.
+    first of them. Names are those of the classes, by number.
     """
     need_matplotlib()
     from matplotlib.lines import Line2D

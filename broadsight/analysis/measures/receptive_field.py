@@ -101,8 +101,7 @@ def effective_receptive_field(
     in eval mode; its weights may be frozen, and the caller may have switched gradients off.
 
     Args:
-        model, images, batch_size, seen: As for `pass_images`; all images have one size. Activations of a batch are
-            kept for the gradient.
+        images: Of one size; activations of a batch are kept for the gradient.
         layer: The module whose map is looked at, as `find_blocks` or `model.named_modules()` has its name, or
             "output" for the model itself; the last block if None.
     """
@@ -159,8 +158,7 @@ def effective_receptive_field(
 def plot_receptive_field(results: Mapping[str, ReceptiveField], *, log: bool = True) -> Figure:
     """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
 
-    Args:
-        log: Whether colours and profiles have a logarithmic scale; most fields are too sharp for another.
+    Most fields are too sharp for another than a logarithmic scale of colours and profiles.
     """
     need_matplotlib()
     from matplotlib.colors import LogNorm, Normalize
@@ -237,7 +235,6 @@ class LayerMaps:
         return name, modules[name]
 
     def known(self) -> str:
-        """Some names, in words."""
         names = list(self.blocks)
         shown = [*names[:2], "...", names[-1]] if len(names) > 4 else names
         return f"blocks are {', '.join(shown)}" if shown else "it has no blocks that give a map; try resnet50 or mat_2"

@@ -47,7 +47,6 @@ def feature_variance(
     """Channel and spatial variance of what every block of a model gives, without class and register tokens.
 
     Args:
-        model, images, batch_size, seen: As for `pass_images`; `find_blocks` says which blocks a model has.
         correction: 1 for the unbiased variance, 0 for that of the values as they are.
     """
     if not isinstance(correction, int) or correction < 0:
@@ -86,11 +85,7 @@ def _variances(features: Tensor, correction: int) -> Tensor:
 
 @draws(FeatureVariance, "feature_variance")
 def plot_feature_variance(variances: Mapping[str, FeatureVariance], *, relative: bool = False) -> Figure:
-    """Draw channel and spatial variance over layers side by side, one line for each model.
-
-    Args:
-        relative: Divide by the mean square, to compare models of different backbones.
-    """
+    """Draw channel and spatial variance over layers side by side, `relative` to the mean square if asked for."""
     figure = new_figure(10.5, 4.2)
     panels = figure.subplots(1, 2)
     start, unit = ("relative_", " / mean square") if relative else ("", "")
