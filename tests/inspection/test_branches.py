@@ -13,7 +13,7 @@ from broadsight.inspection.branches import Branch, Tokens, find_branches
 from broadsight.layers import ChannelMlp, PartialAttention
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from tests.analysis.measures.toy_models import Made
-from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Attention, Residual, TokenModel
+from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenModel, attention
 from tests.inspection.timm_models import SHRUNK, created
 
 OWN = {
@@ -321,7 +321,7 @@ def test_models__convolutions_of_a_local_block():
 
 def test_models__given_by_keyword():
     """Tokens that an attention gets by name are tokens as well."""
-    block = Made(lambda self, x: x + self.attn(x=x), attn=Attention(16))
+    block = Made(lambda self, x: x + self.attn(x=x), attn=attention(16))
     assert [branch.name for branch in find_branches(TokenModel(block))] == ["blocks.0.attn"]
 
 
