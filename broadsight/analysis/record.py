@@ -7,7 +7,7 @@ from typing import Any
 from ..files import whole_folder, write_json
 from ..provenance import header
 from ..visual.plots import save
-from .measures.frame import Figure, plain
+from .measures.frame import plain
 from .run import Analysis
 from .subjects import RANDOM, Subject
 
@@ -16,7 +16,15 @@ def record_of(analysis: Analysis) -> dict[str, Any]:
     """All that was found out, with what was resolved to find it out, as plain types; None for what is not finite."""
     request, measure, results = analysis.request, analysis.measure, analysis.results
     record: dict[str, Any] = dict(kind="analysis", measure=measure.name, about=measure.about, source=measure.source)
-    record |= dict(title=heading(analysis), models=[_model(analysis, one) for one in _shown(analysis)])
+    record |= dict(title=heading(analysis), models=[])
+    for one in _shown(analysis):
+        side, label = one.transforms.size, one.label
+        model: dict[str, Any] = dict(label=label, source=one.source, weights=one.weights)
+        model |= dict(parameters=sum(parameter.numel() for parameter in one.model.parameters()))
+        model |= dict(input_size=[one.transforms.channels, side, side])
+        if label in analysis.seconds:
+            model |= dict(seconds=analysis.seconds[label], result=measure.record(results[label]))
+        record["models"].append(model)
     if measure.takes == "files":  # then results are of all models
         record["results"] = {name: measure.record(one) for name, one in results.items()}
     record |= dict(settings=analysis.settings, data=analysis.found.description, skipped=analysis.skipped)
@@ -27,16 +35,6 @@ def record_of(analysis: Analysis) -> dict[str, Any]:
 def _shown(analysis: Analysis) -> list[Subject]:
     of_all = analysis.measure.takes == "files"
     return [one for one in analysis.subjects if of_all or one.label in analysis.results]
-
-
-def _model(analysis: Analysis, subject: Subject) -> dict[str, Any]:
-    side, label = subject.transforms.size, subject.label
-    record: dict[str, Any] = dict(label=label, source=subject.source, weights=subject.weights)
-    record |= dict(parameters=sum(parameter.numel() for parameter in subject.model.parameters()))
-    record |= dict(input_size=[subject.transforms.channels, side, side])
-    if label in analysis.seconds:
-        record |= dict(seconds=analysis.seconds[label], result=analysis.measure.record(analysis.results[label]))
-    return record
 
 
 def heading(analysis: Analysis) -> str:
@@ -51,16 +49,6 @@ def heading(analysis: Analysis) -> str:
     return f"{analysis.measure.name}{of} {Path(str(data)).name or data}{random}"
 
 
-def draw(analysis: Analysis) -> Figure:
-    """The measure's own figure, with a heading."""
-    measure = analysis.measure
-    names = next((one.classifier.labels for one in analysis.subjects if one.classifier), None)
-    figure = measure.plot(analysis.results, **measure.of_plot({**analysis.settings, "names": names}))
-    above = [text for text in (heading(analysis), figure.get_suptitle()) if text]
-    figure.suptitle("\n".join(above), fontsize="medium")
-    return figure
-
-
 def write_analysis(analysis: Analysis, folder: Path | None, plot: str | None = None) -> Analysis:
     """Write record and figures into a new or empty folder that appears when all of them are there, if one is given.
 
@@ -68,7 +56,11 @@ def write_analysis(analysis: Analysis, folder: Path | None, plot: str | None = N
     """
     record = record_of(analysis)
     if folder is not None or plot is not None:
-        figure = draw(analysis)
+        measure = analysis.measure
+        names = next((one.classifier.labels for one in analysis.subjects if one.classifier), None)
+        figure = measure.plot(analysis.results, **measure.of_plot({**analysis.settings, "names": names}))
+        above = [text for text in (heading(analysis), figure.get_suptitle()) if text]
+        figure.suptitle("\n".join(above), fontsize="medium")
         if folder is not None:
             with whole_folder(folder) as unfinished:
                 for name in ("figure.png", "figure.svg"):

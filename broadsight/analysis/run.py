@@ -196,7 +196,8 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
         raise ValueError(
             "analyze front needs MODEL|RUN: runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
         )
-    read = [one for one in request.models if isinstance(one, str) and _is_written(Path(one))]
+    named = {one: Path(one) for one in request.models if isinstance(one, str)}
+    read = [one for one, path in named.items() if path.is_file() or (path / "evaluation.json").is_file()]
     skipped: dict[str, str] = {}
     found = Found((), "", (), dict(kind="files", data=", ".join(read)))  # ty: ignore[invalid-argument-type]
     threads = _threads(request)
@@ -238,11 +239,6 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
     found = _noted(found, skipped, subjects, [note for one in results.values() for note in one.notes])
     how["seconds"] = time.monotonic() - started
     return Analysis(request, measure, tuple(subjects), results, {}, settings, found, skipped, how)
-
-
-def _is_written(path: Path) -> bool:
-    """Whether it is a file or folder of another command, and not a model."""
-    return path.is_file() or (path / "evaluation.json").is_file()
 
 
 def _classifier(subject: Subject) -> Classifier:

@@ -156,17 +156,16 @@ def rows(result: InteractionStrength) -> Rows:
 
 def _labelled(images: Any, target: Any) -> Iterator[tuple[Tensor, int | None]]:
     """Every image with the class whose score it is; None for the model's answer."""
-    by_label = isinstance(target, str)
-    if by_label and target != "label":
+    if isinstance(target, str) and target != "label":
         raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each image, or None')
     done = 0
     for batch, rest in batches(images):
-        if by_label and not rest:
+        if isinstance(target, str) and not rest:
             raise ValueError('target="label" needs labels; pass images as batches of (images, labels)')
         if target is None or isinstance(target, int):
             classes = [target] * len(batch)
         else:
-            classes = [int(label) for label in (rest[0] if by_label else target[done : done + len(batch)])]
+            classes = list(map(int, rest[0] if isinstance(target, str) else target[done : done + len(batch)]))
         done += len(classes)
         if len(classes) != len(batch):
             raise ValueError(f"targets end with image {done}, and there are more; pass one for each")

@@ -18,7 +18,6 @@ from .base import Measure, Rows, register_measure
 from .frame import Figure, Result, draws, new_figure
 from .tokens import OF_TOKENS, Answers, hear_tokens
 
-VIEWS = ("classes", "pca")
 MARKERS = "osDvPX"  # of groups; triangles are the centres
 AGGREGATE = PALETTE[-1]  # no group has this colour
 
@@ -78,17 +77,22 @@ def token_logits(
             class, or without labels the answer, and the strongest other.
         view: "classes" or "pca".
     """
-    if view not in VIEWS:
-        raise ValueError(f"view={view!r} is not known; choose {' or '.join(map(repr, VIEWS))}")
-    pair = None if classes is None else _pair(classes, view)
+    if view not in ("classes", "pca"):
+        raise ValueError(f"view={view!r} is not known; choose 'classes' or 'pca'")
+    if classes is not None and view == "pca":
+        raise ValueError("classes are given for view='pca', which takes all; leave them out, or choose view='classes'")
+    numbers = () if classes is None else [one for one in classes if isinstance(one, int)]
+    if classes is not None and not len(classes) == len(numbers) == len({*numbers}) == 2:
+        raise ValueError(f"classes are {list(classes)}; expected the numbers of two different classes")
     heard: list[dict[str, Tensor]] = []
 
     def hear(answers: Answers) -> None:
         found = dict(tokens=answers.tokens, groups=answers.groups, aggregate=answers.aggregate)
         more = {} if answers.labels is None else {"labels": answers.labels}
         if view == "classes":
-            more["classes"] = _axes(answers, pair)
-            found = {name: _taken(logits, more["classes"]) for name, logits in found.items()}
+            more["classes"] = axes = _axes(answers, classes)
+            for name, logits in found.items():  # (B, ..., C) -> (B, ..., 2)
+                found[name] = logits.take_along_dim(axes.view(-1, *[1] * (logits.ndim - 2), 2), -1)
         more["answers"] = answers.aggregate.argmax(-1)
         heard.append({name: x.cpu() for name, x in (found | more).items()})
 
@@ -97,7 +101,7 @@ def token_logits(
     points |= {name: torch.cat([one[name] for one in heard]) for name in heard[0]}
     if view == "pca":
         points |= _principal(points["tokens"], points["groups"], points["aggregate"])
-    return TokenLogits(view, **points, chosen=pair is not None)
+    return TokenLogits(view, **points, chosen=classes is not None)
 
 
 @draws(TokenLogits, "token_logits")
@@ -171,32 +175,18 @@ def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> tuple[str, str
     return f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"
 
 
-def _pair(classes: Sequence[int], view: str) -> tuple[int, int]:
-    if view == "pca":
-        raise ValueError("classes are given for view='pca', which takes all; leave them out, or choose view='classes'")
-    if len(classes) != 2 or not all(isinstance(one, int) for one in classes) or classes[0] == classes[1]:
-        raise ValueError(f"classes are {list(classes)}; expected the numbers of two different classes")
-    return classes[0], classes[1]
-
-
-def _axes(answers: Answers, pair: tuple[int, int] | None) -> Tensor:
+def _axes(answers: Answers, classes: Sequence[int] | None) -> Tensor:
     """(B, 2): the classes of the axes for each image."""
     aggregate, count = answers.aggregate, answers.aggregate.shape[-1]
-    if pair is not None:
-        if not all(0 <= one < count for one in pair):
-            raise ValueError(f"classes are {list(pair)}, but the model has {count}: expected 0 to {count - 1}")
-        return torch.tensor(pair, device=aggregate.device).expand(len(aggregate), 2)
+    if classes is not None:
+        if not all(0 <= one < count for one in classes):
+            raise ValueError(f"classes are {list(classes)}, but the model has {count}: expected 0 to {count - 1}")
+        return torch.tensor(classes, device=aggregate.device).expand(len(aggregate), 2)
     if count < 2:
         raise ValueError("the model has one class; a plane takes the logits of two")
     first = aggregate.argmax(-1) if answers.labels is None else answers.labels
     others = aggregate.scatter(1, first[:, None], float("-inf"))
     return torch.stack([first, others.argmax(-1)], 1)
-
-
-def _taken(logits: Tensor, classes: Tensor) -> Tensor:
-    """(B, ..., C) -> (B, ..., 2)."""
-    between = logits.shape[1:-1]
-    return logits.gather(-1, classes.view(-1, *(1 for _ in between), 2).expand(-1, *between, -1))
 
 
 def _placed(tokens: Tensor, groups: Tensor) -> Tensor:
