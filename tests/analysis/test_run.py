@@ -73,6 +73,8 @@ def test_entropy_is_that_of_the_function(images, run):
     assert inner["weights"] == "run" and inner["input_size"] == [3, SIZE, SIZE]
     assert [layer["name"] for layer in inner["result"]["layers"]] == list(expected)
     assert record["how"]["batch"] == 3 and record["versions"]["torch"] and not record["skipped"]
+    value = {"a": (1, 2.5, float("nan")), 3: [float("inf"), True, None], "t": torch.nn.Identity()}
+    assert plain(value) == {"a": [1, 2.5, None], "3": [None, True, None], "t": "Identity()"}
 
 
 def test_all_models_see_the_same_sample(images, run):
@@ -166,11 +168,6 @@ def test_removal_asks_a_classifier_about_labelled_images(images, pooled):
     assert found.settings["seed"] == 0 and found.settings["dino_checkpoint"] is None
 
 
-def test_runs_of_one_model_are_called_by_their_folders(pooled):
-    found = analyze(ask("variance", pooled, pooled, samples=2))
-    assert list(found.results) == ["test_resnet-map, pooled", "test_resnet-map, pooled (2)"]
-
-
 def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
     found = analyze(Request("front", (str(pooled),), threads=1, device="cpu", size=SIZE))
     assert list(found.results) == ["latency_ms", "macs", "parameters"]
@@ -216,9 +213,11 @@ def test_an_interrupt_keeps_what_is_done(images, run):
 
 
 def test_progress_counts_images_of_all_models(images, run):
+    """And runs of one model are called by their folders."""
     seen = []
     asked = ask("variance", run[0], run[0], data=str(images), batch=4)
-    analyze(asked, lambda done, total, doing: seen.append((done, total)))
+    found = analyze(asked, lambda done, total, doing: seen.append((done, total)))
+    assert list(found.results) == ["mine, mine", "mine, mine (2)"]
     assert seen == [(0, 14), (4, 14), (7, 14), (7, 14), (11, 14), (14, 14)]
 
 
@@ -261,11 +260,6 @@ def test_channels_must_agree(run, tmp_path):
     assert "different channels" in refusal(lambda: open_subjects(ask("variance", run[0], grey)))
     found = analyze(ask("variance", grey, data="scenes:2"))
     assert found.results["grey"].images == 2
-
-
-def test_plain():
-    value = {"a": (1, 2.5, float("nan")), 3: [float("inf"), True, None], "t": torch.nn.Identity()}
-    assert plain(value) == {"a": [1, 2.5, None], "3": [None, True, None], "t": "Identity()"}
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch):

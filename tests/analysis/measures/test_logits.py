@@ -32,18 +32,14 @@ def test_by_hand():
 
 
 def test_classes_without_labels_or_by_choice():
+    single = token_logits(Says(BY_HAND[:, :, :1], BIAS), numbered(2))  # tokens that are their groups
+    assert torch.equal(single.tokens[:, :, 0], single.groups) and torch.equal(single.placed(), single.tokens)
     found = token_logits(Says(BY_HAND), numbered(2))  # the answer is first
     assert found.classes is not None and found.classes.tolist() == [[0, 1], [1, 2]] and found.labels is None
     assert (found.aggregate[:, 0] >= found.aggregate[:, 1]).all()
     found = token_logits(Says(BY_HAND), numbered(2), torch.tensor([0, 1]), classes=[2, 0])
     assert found.classes is not None and found.classes.tolist() == [[2, 0], [2, 0]] and found.chosen
     assert found.groups.tolist() == [[[0, 2], [0, 1]], [[2, 0], [0, 0]]]
-
-
-def test_single_tokens_are_their_groups():
-    shares = BY_HAND[:, :, :1]
-    found = token_logits(Says(shares, BIAS), numbered(2))
-    assert torch.equal(found.tokens[:, :, 0], found.groups) and torch.equal(found.placed(), found.tokens)
 
 
 @pytest.mark.parametrize("shape", [(7, 2, 3, 5), (2, 2, 2, 30)])  # more points than classes, and fewer

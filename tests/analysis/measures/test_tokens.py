@@ -73,10 +73,12 @@ def test_by_hand():
     assert token_votes(Says(BY_HAND), numbered(1)).variance_error is None
 
 
-def test_the_bias_counts_for_the_aggregate_and_not_for_tokens():
+def test_the_bias_and_distillation_tokens_count_for_the_aggregate_and_not_for_tokens():
     shares = votes(0, 0)[None, None]  # two tokens for 0
     found = token_votes(Says(shares, bias=torch.tensor([[0.0, 5.0, 0.0]])), numbered(1), torch.tensor([1]))
     assert found.bias == 0 and found.variance == 1
+    found = token_votes(Says(shares, distill=3 * votes(1)[None]), numbered(1))
+    assert found.variance == 1 and found.per_group[0].variance == 0
 
 
 def test_single_tokens_answer_as_their_group_does():
@@ -85,12 +87,6 @@ def test_single_tokens_answer_as_their_group_does():
     found = token_votes(Says(shares, bias), numbered(1), torch.tensor([1]))
     assert found.tokens == 1 and found.bias == 0 and found.per_token == ((0.0,), (1.0,))
     assert [(group.variance, group.bias) for group in found.per_group] == [(0, 0), (0, 1)]
-
-
-def test_distillation_tokens_take_part_in_the_aggregate():
-    shares = votes(0, 0)[None, None]
-    found = token_votes(Says(shares, distill=3 * votes(1)[None]), numbered(1))
-    assert found.variance == 1 and found.per_group[0].variance == 0
 
 
 def test_batches_add_up():

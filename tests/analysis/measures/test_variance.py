@@ -33,10 +33,7 @@ def test_by_hand():
     assert (found.images, found.correction) == (1, 1)
     biased = feature_variance(doubling(), IMAGE, correction=0).layers[0]
     assert (biased.channel, biased.spatial) == (40, 20)
-
-
-def test_images_are_averaged():
-    """A second image of 0: half of all; the relative values are means of those of the images."""
+    # a second image of 0: half of all; the relative values are means of those of the images
     layer = feature_variance(doubling(), torch.cat([IMAGE, 0 * IMAGE]), batch_size=1).layers[0]
     assert (layer.channel, layer.spatial, layer.relative_channel) == pytest.approx((40, 20, 40 / 156))
 
