@@ -72,8 +72,7 @@ def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> F
     _, colon, number = data.partition(":")
     if colon and not (number.isdecimal() and int(number)):
         raise ValueError(f"--data {data}: {number!r} is not a count; write for example scenes:1000")
-    side = max(one.transforms.size for one in subjects)
-    channels = subjects[0].transforms.channels
+    side, channels = max(one.transforms.size for one in subjects), subjects[0].transforms.channels
     # `open_part` takes a quarter of the scenes for validation
     opened = f"scenes:{4 * int(number)}" if colon and part != "train" else data
     found = open_part(opened, part, seed=seed, channels=channels, scenes_size=side)
@@ -123,27 +122,21 @@ def images_for(
         )
     sources, notes = [], list(found.notes)
     for subject in subjects:
-        source, labels, more = _labelled(measure, labels_are, subject, found)
+        source, labels = found.source, False
+        if labels_are != "no" and subject.classifier is not None and not len(source.classes):
+            notes.append(f"{found.place} has no labels, so {measure.name} is without what depends on them")
+        elif labels_are != "no" and subject.classifier is not None:
+            try:
+                places, names, more = match_classes(subject.classifier, source, found.place)
+                source, labels = View(source, classes=names, places=places), True
+                notes += more
+            except ValueError as error:
+                if needed:
+                    raise
+                notes.append(f"labels are not used: {error}")
         sources.append((sample(source, count, request.seed or 0), labels))
-        notes += more
     about = {**found.description, "there": len(found.source), "images": len(sources[0][0])}
     return replace(found, notes=tuple(notes), description=about), sources
-
-
-def _labelled(
-    measure: Measure, labels_are: str, subject: Subject, found: Found
-) -> tuple[Source, bool, tuple[str, ...]]:
-    if labels_are == "no" or subject.classifier is None:
-        return found.source, False, ()
-    if not len(found.source.classes):
-        return found.source, False, (f"{found.place} has no labels, so {measure.name} is without what depends on them",)
-    try:
-        places, names, notes = match_classes(subject.classifier, found.source, found.place)
-    except ValueError as error:
-        if labels_are == "needed":
-            raise
-        return found.source, False, (f"labels are not used: {error}",)
-    return View(found.source, classes=names, places=places), True, notes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -77,23 +77,20 @@ class AttentionSum:
     def add(self, rows: Rows) -> None: ...
 
 
-Sum = TypeVar("Sum", bound=AttentionSum)
-
-
 def sum_attention(
     model: nn.Module,
     images: Images,
-    start: Callable[[Rows], Sum],
+    start: Callable[[Rows], Any],
     *,
     arranged: Callable[[Rows, nn.Module], Rows] = lambda rows, module: rows,
     batch_size: int = 8,
     seen: Seen | None = None,
-) -> dict[str, Sum]:
+) -> dict[str, Any]:
     """Sums over the attention rows of all images for every soft-max of a model, as `pass_attention` shows them.
 
-    `start` makes an empty sum; `arranged` brings the rows of a module into another form first.
+    `start` makes an empty AttentionSum; `arranged` brings the rows of a module into another form first.
     """
-    sums: dict[str, Sum] = {}
+    sums: dict[str, Any] = {}
 
     def see(name: str, rows: Rows, module: nn.Module) -> None:
         rows = arranged(rows, module)

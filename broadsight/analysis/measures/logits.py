@@ -164,15 +164,13 @@ def _style(group: int) -> tuple[str, str]:
     return PALETTE[group % (len(PALETTE) - 1)], MARKERS[group % len(MARKERS)]
 
 
-def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> tuple[str, str]:
+def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> list[str]:
     if one.explained is not None:
-        first, second = (f"{part:.0%} of the variance" for part in one.explained)
-        return f"principal direction 1, {first}", f"principal direction 2, {second}"
+        return [f"principal direction {i}, {part:.0%} of the variance" for i, part in enumerate(one.explained, 1)]
     if one.chosen and one.classes is not None:
         known = dict(enumerate(names or ()))
-        first, second = (f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist())
-        return first, second
-    return f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"
+        return [f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist()]
+    return [f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"]
 
 
 def _axes(answers: Answers, classes: Sequence[int] | None) -> Tensor:
