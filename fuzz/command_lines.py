@@ -31,7 +31,7 @@ WORK = (
     "runs.dense_model:open_dense",
     "runs.classifier:open_classifier",
     "analysis.run:analyze_models",
-    "analysis.measured_fronts:analyze_front",
+    "analysis.run:analyze_front",
     "data.sources.unlabelled:find_images",
     "app.candidates:open_candidates",
     "deployment.run:_classifier",

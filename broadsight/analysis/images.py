@@ -15,7 +15,7 @@ from ..data.sources.unlabelled import find_images
 from ..data.sources.walking import entries, is_folder
 from ..data.view import View, sample
 from ..evaluation.tasks import found_in, match_classes, own_splits
-from .measures import Measure, unlabelled_measures
+from .measures import MEASURES, Measure
 from .request import Request
 from .subjects import Subject
 
@@ -23,37 +23,22 @@ from .subjects import Subject
 class Whole(View):
     """Images of dense data, without what is known of them."""
 
-    def __init__(self, source: Any):
-        super().__init__(source, classes=())
-
     def label(self, index: int) -> int:
         return 0
 
 
-def open_images(
-    subjects: Sequence[Subject],
-    data: str | None,
-    *,
-    labelled: bool,
-    part: Which = "auto",
-    seed: int | None = None,
-    root: str | None = None,
-    download: bool = False,
-) -> Found:
-    """The images for all models.
+def open_images(subjects: Sequence[Subject], request: Request, *, labelled: bool) -> Found:
+    """The images for all models, with labels if these are needed.
 
-    Args:
-        data: As for `eval`, or "scenes:COUNT", or without labels any folder, file or pattern of images. None for the
-            validation images of the first run among the models, and scenes if there is none.
-        labelled: Whether labels are needed.
-        part, root, download: As for `open_part`.
-        seed: Of scenes; the run's own if None.
+    They are those that `eval` takes, or "scenes:COUNT", or without labels any folder, file or pattern of images; where
+    no data is named the validation images of the first run among the models, and scenes if there is none.
     """
+    data, part, seed = request.data, request.part, request.seed
     channels = subjects[0].transforms.channels
     owner = next((one for one in subjects if one.own_data and (data is None or same_data(data, one.own_data))), None)
     notes: list[str] = []
     if owner is not None and seed is None and part in ("auto", "train", "val"):
-        found = _own_images(owner, part, root, download)
+        found = _own_images(owner, request)
         if data is None and len(subjects) > 1:
             notes.append(f"no --data, so all see the images that {owner.label} was validated on")
         return replace(found, notes=(*notes, *found.notes))
@@ -61,23 +46,25 @@ def open_images(
         data = "scenes"
         notes.append("no --data, so the images are built-in scenes; give your own by --data")
     if data == "scenes" or data.startswith("scenes:"):
-        check_places([data], root, download)
+        check_places([data], request.root, request.download)
         found = _scenes(data, part, subjects, seed or 0)
     else:
-        options: dict[str, Any] = dict(seed=seed or 0, channels=channels, root=root, download=download)
+        options: dict[str, Any] = dict(seed=seed or 0, channels=channels, root=request.root, download=request.download)
         found = open_part(data, part, **options) if labelled else _any_images(data, part, channels, options)
     return replace(found, notes=(*notes, *found.notes))
 
 
-def _own_images(subject: Subject, part: Which, root: str | None, download: bool) -> Found:
-    if subject.dense is None:
-        assert subject.classifier is not None
-        return found_in(subject.classifier, own_splits(subject.classifier, root, download), part)
-    check_places([str(subject.own_data)], root, download)
-    splits = subject.dense.own_data()
-    view = Whole(splits.train if part == "train" else splits.val)
-    about = {**splits.description, "data": subject.own_data, "part": "train" if part == "train" else "val"}
-    return Found(view, str(subject.own_data), splits.notes, {**about, "images": len(view)})
+def _own_images(subject: Subject, request: Request) -> Found:
+    if subject.classifier is not None:
+        splits = own_splits(subject.classifier, request.root, request.download)
+        return found_in(subject.classifier, splits, request.part)
+    assert subject.dense is not None
+    check_places([str(subject.own_data)], request.root, request.download)
+    splits, part = subject.dense.own_data(), "train" if request.part == "train" else "val"
+    source: Any = getattr(splits, part)
+    view = Whole(source, classes=())
+    about = {**splits.description, "data": subject.own_data, "part": part, "images": len(view)}
+    return Found(view, str(subject.own_data), splits.notes, about)
 
 
 def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> Found:
@@ -85,8 +72,7 @@ def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> F
     _, colon, number = data.partition(":")
     if colon and not (number.isdecimal() and int(number)):
         raise ValueError(f"--data {data}: {number!r} is not a count; write for example scenes:1000")
-    side = max(one.transforms.size for one in subjects)
-    channels = subjects[0].transforms.channels
+    side, channels = max(one.transforms.size for one in subjects), subjects[0].transforms.channels
     # `open_part` takes a quarter of the scenes for validation
     opened = f"scenes:{4 * int(number)}" if colon and part != "train" else data
     found = open_part(opened, part, seed=seed, channels=channels, scenes_size=side)
@@ -110,24 +96,22 @@ def _any_images(data: str, part: Which, channels: int, options: Mapping[str, Any
                 place = [pair[0]]
     listed = Path(data).is_file() and data.lower().endswith(LISTS)
     source, notes = find_images([], data) if listed else find_images(place)
-    chosen: Source = source.in_channels(channels) if channels in (1, 3) else source
     about = dict(kind="images", data=data, part="all", place=data, images=len(source))
-    return Found(chosen, data, tuple(notes), about)
+    return Found(source.in_channels(channels) if channels in (1, 3) else source, data, tuple(notes), about)
 
 
 def images_for(
     request: Request, measure: Measure, subjects: Sequence[Subject], settings: Mapping[str, Any]
 ) -> tuple[Found, list[tuple[Source, bool]]]:
     """The data, and for each model its images and whether they have labels, which are numbers of its own classes."""
-    where: dict[str, Any] = dict(part=request.part, seed=request.seed, root=request.root, download=request.download)
     labels_are = measure.labels_for(settings)
     needed = labels_are == "needed"
     try:
-        found = open_images(subjects, request.data, labelled=needed, **where)
+        found = open_images(subjects, request, labelled=needed)
     except ValueError as error:
         if not needed or "class" not in str(error):
             raise
-        others = ", ".join(unlabelled_measures())
+        others = ", ".join(name for name, other in MEASURES.items() if other.labels != "needed")
         raise ValueError(f"{measure.name} needs labelled images: {error}; without labels there are {others}") from None
     count = request.samples or measure.samples
     if count < measure.least:
@@ -138,37 +122,29 @@ def images_for(
         )
     sources, notes = [], list(found.notes)
     for subject in subjects:
-        source, labels, more = _labelled(measure, labels_are, subject, found)
+        source, labels = found.source, False
+        if labels_are != "no" and subject.classifier is not None and not len(source.classes):
+            notes.append(f"{found.place} has no labels, so {measure.name} is without what depends on them")
+        elif labels_are != "no" and subject.classifier is not None:
+            try:
+                places, names, more = match_classes(subject.classifier, source, found.place)
+                source, labels = View(source, classes=names, places=places), True
+                notes += more
+            except ValueError as error:
+                if needed:
+                    raise
+                notes.append(f"labels are not used: {error}")
         sources.append((sample(source, count, request.seed or 0), labels))
-        notes += more
     about = {**found.description, "there": len(found.source), "images": len(sources[0][0])}
     return replace(found, notes=tuple(notes), description=about), sources
-
-
-def _labelled(
-    measure: Measure, labels_are: str, subject: Subject, found: Found
-) -> tuple[Source, bool, tuple[str, ...]]:
-    if labels_are == "no" or subject.classifier is None:
-        return found.source, False, ()
-    if not len(found.source.classes):
-        return found.source, False, (f"{found.place} has no labels, so {measure.name} is without what depends on them",)
-    try:
-        places, names, notes = match_classes(subject.classifier, found.source, found.place)
-    except ValueError as error:
-        if labels_are == "needed":
-            raise
-        return found.source, False, (f"labels are not used: {error}",)
-    return View(found.source, classes=names, places=places), True, notes
 
 
 @dataclass(frozen=True)
 class Batches:
     """Images of a source as a model takes them, from the start whenever they are gone through.
 
-    Iterating gives normalised images (B, C, H, W), or with `labels` tuples of these and their labels (B,).
-
-    Args:
-        skipped: Gets name and reason of every image that cannot be read.
+    Iterating gives normalised images (B, C, H, W), or with `labels` tuples of these and their labels (B,). `skipped`
+    gets name and reason of every image that cannot be read.
     """
 
     subject: Subject

@@ -1,61 +1,40 @@
 """An analysis as files: a figure as PNG and SVG, and a JSON record of all numbers and of how they came about."""
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files import whole_folder, write_json
 from ..provenance import header
 from ..visual.plots import save
+from .measures.frame import plain
 from .run import Analysis
 from .subjects import RANDOM, Subject
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-RECORD, FIGURES = "analysis.json", ("figure.png", "figure.svg")
 
 
 def record_of(analysis: Analysis) -> dict[str, Any]:
     """All that was found out, with what was resolved to find it out, as plain types; None for what is not finite."""
     request, measure, results = analysis.request, analysis.measure, analysis.results
-    of_all = measure.takes == "files"  # then results are of all models, by what they are of
-    more = {"results": {name: measure.record(one) for name, one in results.items()}} if of_all else {}
-    models = [_model(analysis, one) for one in analysis.subjects if of_all or one.label in results]
-    record = {
-        "kind": "analysis",
-        "measure": measure.name,
-        "about": measure.about,
-        "source": measure.source,
-        "title": heading(analysis),
-        "models": models,
-        **more,
-        "settings": analysis.settings,
-        "data": analysis.found.description,
-        "skipped": analysis.skipped,
-        "notes": list(analysis.notes),
-        "asked": request.as_json(),
-        "how": analysis.how,
-        "seed": request.seed or 0,
-        **header(request.command),
-    }
-    return plain(record)
+    record: dict[str, Any] = dict(kind="analysis", measure=measure.name, about=measure.about, source=measure.source)
+    record |= dict(title=heading(analysis), models=[])
+    for one in _shown(analysis):
+        side, label = one.transforms.size, one.label
+        model: dict[str, Any] = dict(label=label, source=one.source, weights=one.weights)
+        model |= dict(parameters=sum(parameter.numel() for parameter in one.model.parameters()))
+        model |= dict(input_size=[one.transforms.channels, side, side])
+        if label in analysis.seconds:
+            model |= dict(seconds=analysis.seconds[label], result=measure.record(results[label]))
+        record["models"].append(model)
+    if measure.takes == "files":  # then results are of all models
+        record["results"] = {name: measure.record(one) for name, one in results.items()}
+    record |= dict(settings=analysis.settings, data=analysis.found.description, skipped=analysis.skipped)
+    record |= dict(notes=analysis.notes, asked=request.as_json(), how=analysis.how, seed=request.seed or 0)
+    return plain(record | header(request.command))
 
 
-def _model(analysis: Analysis, subject: Subject) -> dict[str, Any]:
-    side, label = subject.transforms.size, subject.label
-    record = {
-        "label": label,
-        "source": subject.source,
-        "weights": subject.weights,
-        "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
-        "input_size": [subject.transforms.channels, side, side],
-    }
-    if label in analysis.seconds:
-        record |= dict(seconds=analysis.seconds[label], result=analysis.measure.record(analysis.results[label]))
-    return record
+def _shown(analysis: Analysis) -> list[Subject]:
+    of_all = analysis.measure.takes == "files"
+    return [one for one in analysis.subjects if of_all or one.label in analysis.results]
 
 
 def heading(analysis: Analysis) -> str:
@@ -63,54 +42,30 @@ def heading(analysis: Analysis) -> str:
     data = analysis.found.description.get("data") or analysis.found.place
     images = analysis.found.description.get("images")
     of = f": {images - len(analysis.skipped):,} images of" if images else ":"
-    shown = [one for one in analysis.subjects if one.label in analysis.results or analysis.measure.takes == "files"]
+    shown = _shown(analysis)
     untrained = [one.source for one in shown if one.weights == RANDOM]
     which = "not trained" if len(untrained) == len(shown) else ", ".join(dict.fromkeys(untrained))
     random = f"; RANDOM WEIGHTS: {which}" if untrained else ""
     return f"{analysis.measure.name}{of} {Path(str(data)).name or data}{random}"
 
 
-def draw(analysis: Analysis) -> "Figure":
-    """The measure's own figure, with a heading."""
-    measure = analysis.measure
-    names = next((one.classifier.labels for one in analysis.subjects if one.classifier), None)
-    figure = measure.plot(analysis.results, **measure.of_plot({**analysis.settings, "names": names}))
-    above = [text for text in (heading(analysis), figure.get_suptitle()) if text]
-    figure.suptitle("\n".join(above), fontsize="medium")
-    return figure
-
-
 def write_analysis(analysis: Analysis, folder: Path | None, plot: str | None = None) -> Analysis:
-    """Write record and figures into a folder that appears when all of them are there.
+    """Write record and figures into a new or empty folder that appears when all of them are there, if one is given.
 
-    Args:
-        folder: New, or empty; None makes the record alone.
-        plot: A further file for the figure: png, svg or pdf.
-
-    Returns:
-        The analysis, which knows its record and its folder by then.
+    The analysis that comes back knows its record and its folder. `plot` is a further file: png, svg or pdf.
     """
     record = record_of(analysis)
     if folder is not None or plot is not None:
-        figure = draw(analysis)
+        measure = analysis.measure
+        names = next((one.classifier.labels for one in analysis.subjects if one.classifier), None)
+        figure = measure.plot(analysis.results, **measure.of_plot({**analysis.settings, "names": names}))
+        above = [text for text in (heading(analysis), figure.get_suptitle()) if text]
+        figure.suptitle("\n".join(above), fontsize="medium")
         if folder is not None:
             with whole_folder(folder) as unfinished:
-                for name in FIGURES:
+                for name in ("figure.png", "figure.svg"):
                     save(figure, unfinished / name)
-                write_json(record, unfinished / RECORD)
+                write_json(record, unfinished / "analysis.json")
         if plot is not None:
             save(figure, plot)
     return replace(analysis, record=record, folder=folder)
-
-
-def plain(value: Any) -> Any:
-    """Lists for tuples, None for what JSON has no number for."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, str) or value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Sequence):
-        return [plain(item) for item in value]
-    return str(value)

@@ -1,4 +1,4 @@
-"""Runs a measure over models that all see the same images, a batch at a time."""
+"""Runs a measure over models that all see the same images, a batch at a time; and fronts of accuracy over cost."""
 
 import inspect
 import os
@@ -16,10 +16,16 @@ from ..data.sources import Source
 from ..data.sources.evaluation import Found
 from ..data.sources.sample_table import some
 from ..errors import UsageError, nearest
+from ..evaluation.classification import figures
+from ..evaluation.run import ask
+from ..evaluation.run import measure as costs_of
+from ..evaluation.tasks import Task
 from ..options import TIMM_NAMES
 from ..prediction.classification import useful_workers
+from ..runs.classifier import Classifier
+from .front_points import Point, paper_points, point_of, read_points
 from .images import Batches, images_for
-from .measures import MEASURES, Measure, find_measure, refuse_unsuited
+from .measures import MEASURES, Measure, check_suits, find_measure
 from .request import SHOWN, Request
 from .subjects import RANDOM, Subject, open_subjects
 
@@ -29,28 +35,21 @@ NAMED = 5  # images that could not be read, in a note; the record has all
 
 @dataclass(frozen=True)
 class Analysis:
-    """What was measured.
-
-    Args:
-        results: By the labels of the models.
-        seconds: Likewise.
-        settings: Of the measure, all of them.
-        skipped: Images that could not be read, and why.
-        how: In what way it was done, as plain types.
-        record, folder: What analysis.json holds, and where it is; see `broadsight.analysis.record.write_analysis`.
-    """
+    """What was measured."""
 
     request: Request
     measure: Measure
     subjects: tuple[Subject, ...]
-    results: dict[str, Any]
-    seconds: dict[str, float]
-    settings: dict[str, Any]
+    results: dict[str, Any]  # by the labels of the models; of a front by the costs
+    seconds: dict[str, float]  # by the labels of the models
+    settings: dict[str, Any]  # of the measure, all of them
     found: Found
-    skipped: dict[str, str]
-    how: dict[str, Any]
-    record: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
+    skipped: dict[str, str]  # images that could not be read, and why
+    how: dict[str, Any]  # in what way it was done, as plain types
+    record: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what analysis.json holds, once `write_analysis` has made it
+    folder: Path | None = None  # where that is
 
     @property
     def interrupted(self) -> bool:
@@ -61,17 +60,6 @@ class Analysis:
         return self.found.notes
 
 
-class _Counter:
-    """Adds up over models what each reports of itself."""
-
-    def __init__(self, progress: Progress, total: int):
-        self.progress, self.total, self.before = progress, total, 0
-
-    def of(self, label: str) -> Callable[[int], None]:
-        self.progress(self.before, self.total, label)
-        return lambda done: self.progress(min(self.before + done, self.total), self.total, label)
-
-
 def analyze(request: Request, progress: Progress = lambda done, total, doing: None) -> Analysis:
     """Measure all models; everything is checked before the first image passes one.
 
@@ -79,16 +67,12 @@ def analyze(request: Request, progress: Progress = lambda done, total, doing: No
     """
     _check_order(request)
     measure = find_measure(str(request.measure))
-    request.refuse_ignored(facts_of_analysis(measure, request))
+    request.refuse_ignored(_facts(measure, request))
     with outside_allowed(request.allow_outside):
-        if measure.takes == "files":
-            from .measured_fronts import analyze_front
-
-            return analyze_front(request, progress)
-        return analyze_models(request, measure, progress)
+        return (analyze_front if measure.takes == "files" else analyze_models)(request, measure, progress)
 
 
-def facts_of_analysis(measure: Measure, request: Request) -> dict[str, str | None]:
+def _facts(measure: Measure, request: Request) -> dict[str, str | None]:
     """What options are for, see `Option.of`: None, or why it does not hold of this analysis."""
     named = [one for one in request.models if isinstance(one, str)]
     written = [one for one in named if measure.takes == "files" and Path(one).is_file()]
@@ -125,87 +109,160 @@ def analyze_models(request: Request, measure: Measure, progress: Progress) -> An
         raise ValueError(f"analyze {measure.name} needs MODEL|RUN: folders of runs, or timm names")
     if "seed" in inspect.signature(measure.run).parameters:
         settings["seed"] = request.seed or 0
-    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+    results: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    notes: list[str] = []
+    threads = _threads(request)
     with fixed_threads(threads):
         subjects = open_subjects(request)
         for subject in subjects:
-            _check_suits(measure, subject)
+            check_suits(measure, subject.model, subject.source, dense=subject.dense is not None)
         found, sources = images_for(request, measure, subjects, settings)
-        count, batch = len(sources[0][0]), request.batch or measure.batch
-        workers = useful_workers(count, batch) if request.workers is None else request.workers
-        counter = _Counter(progress, count * len(subjects))
-        results: dict[str, Any] = {}
-        seconds: dict[str, float] = {}
-        skipped: dict[str, str] = {}
-        interrupted = False
-        for subject, (source, labels) in zip(subjects, sources, strict=True):
+        count, loading = len(sources[0][0]), _loading(request, measure, sources[0][0])
+        for number, (subject, (source, labels)) in enumerate(zip(subjects, sources, strict=True)):
+
+            def seen(done: int, before: int = number * count, label: str = subject.label) -> None:
+                progress(min(before + done, count * len(subjects)), count * len(subjects), label)
+
+            seen(0)
             start = time.monotonic()
-            how: dict[str, Any] = dict(batch=batch, workers=workers, strict=request.strict, skipped=skipped)
+            images = Batches(subject, source, labels=labels, strict=request.strict, skipped=skipped, **loading)
             try:
-                results[subject.label] = _measured(
-                    measure, subject, source, labels, measure.of_run(settings), counter, how
-                )
+                results[subject.label] = _measured(measure, images, measure.of_run(settings), seen)
             except KeyboardInterrupt:
                 if not results:
                     raise
-                interrupted = True
+                notes = [f"interrupted: {some([one.label for one in subjects[number:]])} left out"]
                 break
             seconds[subject.label] = time.monotonic() - start
-            counter.before += count
-    notes = [*found.notes, *skip_notes(skipped), *random_notes(subjects)]
-    if interrupted:
-        left_out = [one.label for one in subjects if one.label not in results]
-        notes.append(f"interrupted: {some(left_out)} left out")
-    how = dict(batch=batch, threads=threads, workers=workers, device=subjects[0].normalise.device.type)
-    how |= dict(seconds=time.monotonic() - started, interrupted=interrupted)
-    found = replace(found, notes=tuple(dict.fromkeys(notes)))
+    how: dict[str, Any] = dict(batch=loading["batch"], threads=threads, workers=loading["workers"])
+    how |= dict(device=subjects[0].normalise.device.type, seconds=time.monotonic() - started, interrupted=bool(notes))
+    found = _noted(found, skipped, subjects, notes)
     return Analysis(request, measure, tuple(subjects), results, seconds, settings, found, skipped, how)
 
 
-def _check_suits(measure: Measure, subject: Subject) -> None:
-    if not measure.suits(subject.model) or (subject.dense is not None and not measure.dense):
-        refuse_unsuited(measure, subject.model, subject.source, dense=subject.dense is not None)
-
-
-def _measured(
-    measure: Measure,
-    subject: Subject,
-    source: Source,
-    labels: bool,
-    settings: Mapping[str, Any],
-    counter: _Counter,
-    how: Mapping[str, Any],
-) -> Any:
-    seen = counter.of(subject.label)
+def _measured(measure: Measure, images: Batches, settings: Mapping[str, Any], seen: Callable[[int], None]) -> Any:
+    subject, source = images.subject, images.source
+    options = dict(batch_size=images.batch, seen=seen, **settings)
     try:
         if measure.takes == "classifier":
-            rest = {name: how[name] for name in ("workers", "strict")}
-            result = measure.run(subject.classifier, source, batch_size=how["batch"], seen=seen, **rest, **settings)
-            how["skipped"].update(getattr(result, "skipped", {}))
+            result = measure.run(subject.classifier, source, workers=images.workers, strict=images.strict, **options)
+            images.skipped.update(getattr(result, "skipped", {}))
             return result
-        images = Batches(subject, source, labels=labels, **how)
-        result = measure.run(subject.model, images, batch_size=how["batch"], seen=seen, **settings)
+        result = measure.run(subject.model, images, **options)
     except ValueError as error:
         raise ValueError(f"{subject.label}: {error}") from None
-    left = len(source) - len(how["skipped"])
+    left = len(source) - len(images.skipped)
     if left < measure.least:
         raise ValueError(
             f"{left} of {len(source)} images can be read, {measure.name} needs {measure.least} or more; "
-            f"unreadable: {some(list(how['skipped']))}"
+            f"unreadable: {some(list(images.skipped))}"
         )
     return result
 
 
-def skip_notes(skipped: Mapping[str, str]) -> list[str]:
-    if not skipped:
-        return []
-    shown = [f"{name} ({reason})" for name, reason in skipped.items()]
-    count = f"{len(skipped):,} image{'s' if len(skipped) > 1 else ''}"
-    return [f"{count} could not be read and left out: {some(shown, NAMED)}"]
+def _threads(request: Request) -> int:
+    return request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
 
 
-def random_notes(subjects: Sequence[Subject]) -> list[str]:
-    untrained = [one.source for one in subjects if one.weights == RANDOM]
-    if not untrained:
-        return []
-    return [f"{some(list(dict.fromkeys(untrained)))}: random weights, so the figures say nothing about a trained model"]
+def _loading(request: Request, measure: Measure, source: Source) -> dict[str, int]:
+    batch = request.batch or measure.batch
+    workers = useful_workers(len(source), batch) if request.workers is None else request.workers
+    return dict(batch=batch, workers=workers)
+
+
+def _noted(found: Found, skipped: Mapping[str, str], subjects: Sequence[Subject], more: Sequence[str]) -> Found:
+    """What was found, with notes on images that could not be read, on random weights and more."""
+    notes = list(found.notes)
+    if skipped:
+        shown = [f"{name} ({reason})" for name, reason in skipped.items()]
+        count = f"{len(skipped):,} image{'s' if len(skipped) > 1 else ''}"
+        notes.append(f"{count} could not be read and left out: {some(shown, NAMED)}")
+    if untrained := list(dict.fromkeys(one.source for one in subjects if one.weights == RANDOM)):
+        notes.append(f"{some(untrained)}: random weights, so the figures say nothing about a trained model")
+    return replace(found, notes=tuple(dict.fromkeys([*notes, *more])))
+
+
+def analyze_front(request: Request, measure: Measure, progress: Progress) -> Analysis:
+    """Accuracy over latency, MACs and parameters.
+
+    Among the models may be files of `eval` or `bench --json` too. Runs count with the accuracy of their training; with
+    data, or beside timm names, all models are evaluated on the same images.
+    """
+    started = time.monotonic()
+    settings = measure.settings(request.set)
+    if not request.models and not settings["paper"]:
+        raise ValueError(
+            "analyze front needs MODEL|RUN: runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
+        )
+    named = {one: Path(one) for one in request.models if isinstance(one, str)}
+    read = [one for one, path in named.items() if path.is_file() or (path / "evaluation.json").is_file()]
+    skipped: dict[str, str] = {}
+    found = Found((), "", (), dict(kind="files", data=", ".join(read)))  # ty: ignore[invalid-argument-type]
+    threads = _threads(request)
+    with fixed_threads(threads):
+        subjects = open_subjects(replace(request, models=tuple(one for one in request.models if one not in read)))
+        classifiers = [_classifier(subject) for subject in subjects]
+        accuracies: dict[str, float] = {}
+        if request.data is not None or any(one.weights != "run" for one in subjects):
+            if request.data is None and not any(one.own_data for one in subjects):
+                raise ValueError(
+                    f"front of {subjects[0].source} needs --data, labelled images to find its accuracy with; or give "
+                    "runs, folders that eval wrote and files of bench --json"
+                )
+            found, accuracies = _accuracies(request, measure, subjects, progress, skipped)
+        costs = costs_of(classifiers) if classifiers else []
+    device = classifiers[0].device.type if classifiers else None
+    how: dict[str, Any] = dict(threads=threads, device=device, interrupted=False)
+    data = ", ".join(str(found.description[key]) for key in ("data", "part") if found.description.get(key))
+    published: list[dict[str, Any]] = []
+    if settings["paper"]:
+        from ..papers.verify import catalogue
+
+        published = catalogue(settings["paper"], progress)
+        if not published:
+            raise ValueError(f"paper={settings['paper']}: none of our models has such a name; try 'mat_*'")
+
+    def points(axis: str) -> list[Point]:
+        known = [point for name in read for point in read_points(name, axis)]
+        for subject, classifier, cost in zip(subjects, classifiers, costs, strict=True):
+            about = dict(parameters=classifier.parameters, macs=cost["macs"], latency_ms=cost["latency"])
+            label, timed = subject.label, f"{device}, {threads} threads, batch 1"
+            if label in accuracies:
+                known.append(point_of(label, about, axis, accuracies[label], data, timed))
+            else:
+                known += read_points(subject.source, axis, about | dict(title=label, conditions=timed))
+        return known + paper_points(published, axis)
+
+    results = measure.run(points, **measure.of_run(settings))
+    found = _noted(found, skipped, subjects, [note for one in results.values() for note in one.notes])
+    how["seconds"] = time.monotonic() - started
+    return Analysis(request, measure, tuple(subjects), results, {}, settings, found, skipped, how)
+
+
+def _classifier(subject: Subject) -> Classifier:
+    if subject.classifier is None:
+        raise ValueError(f"{subject.source} is a dense run; fronts are of classifiers, by their top-1")
+    return subject.classifier
+
+
+def _accuracies(
+    request: Request, measure: Measure, subjects: Sequence[Subject], progress: Progress, skipped: dict[str, str]
+) -> tuple[Found, dict[str, float]]:
+    """Top-1 of each model, in per cent, on the same images."""
+    found, sources = images_for(request, measure, subjects, {})
+    count, loading = len(sources[0][0]), _loading(request, measure, sources[0][0])
+    accuracies, done = {}, 0
+    for subject, (source, _) in zip(subjects, sources, strict=True):
+
+        def seen(images: int, doing: str) -> None:
+            nonlocal done
+            done += images
+            progress(done, count * len(subjects), doing)
+
+        task = Task(_classifier(subject), source, tuple(source.classes))
+        said = ask(task, **loading, strict=request.strict, seen=seen)
+        skipped.update(said.skipped)
+        accuracies[subject.label] = figures(said, ("top1",))[0]["top1"]
+    return found, accuracies

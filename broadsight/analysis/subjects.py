@@ -1,11 +1,9 @@
 """The models that are measured, opened from what the user calls them."""
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,22 +19,12 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that is measured.
+    """A model that is measured: a classifier, or the backbone of a dense run."""
 
-    Args:
-        label: What tables and legends call it, no two alike.
-        source: Where it is from: a run folder or a timm name.
-        weights: "run", "timm", "random", or the checkpoint they were read from.
-        model: In eval mode, takes normalised images (B, C, H, W).
-        transforms, normalise: How an image becomes the model's input.
-        classifier: As `open_classifier` gave it; None for the backbone of a dense run.
-        dense: The dense run that it is the backbone of, if it is one.
-    """
-
-    label: str
-    source: str
-    weights: str
-    model: nn.Module
+    label: str  # what tables and legends call it, no two alike
+    source: str  # where it is from: a run folder or a timm name
+    weights: str  # "run", "timm", "random", or the checkpoint they were read from
+    model: nn.Module  # in eval mode, takes normalised images (B, C, H, W)
     transforms: Transforms
     normalise: Normalise
     classifier: Classifier | None = None
@@ -45,18 +33,17 @@ class Subject:
     @property
     def own_data(self) -> str | None:
         """What it was trained on, if it says so."""
-        settings = self.dense.settings if self.dense else _settings(self.classifier)
-        return settings.get("data")
+        if self.classifier is not None:
+            return self.classifier.run.get("broadsight", {}).get("settings", {}).get("data")
+        return self.dense.settings.get("data") if self.dense else None
 
 
 def open_subjects(request: Request) -> list[Subject]:
     """The models that are asked for."""
-    models = request.models
-    if request.checkpoint and len(models) > 1:
-        name = request.checkpoint
-        raise ValueError(f"--checkpoint {name} with {len(models)} models; write NAME@{name} for the one")
+    if (name := request.checkpoint) and len(request.models) > 1:
+        raise ValueError(f"--checkpoint {name} with {len(request.models)} models; write NAME@{name} for the one")
     opened: list[Subject] = []
-    for one in models:
+    for one in request.models:
         torch.manual_seed(request.seed or 0)
         opened.append(_backbone(one, request) if is_dense(with_weights(one)[0]) else _classifier(one, request))
     channels = {one.transforms.channels: one.label for one in opened}
@@ -72,28 +59,20 @@ def _classifier(given: Run, request: Request) -> Subject:
     origin = origin_of(name, checkpoint, request.pretrained)
     # a run has arguments of its own, but those may be meant for the others
     arguments = None if origin == "run" and len(request.models) > 1 else request.model_args
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # attempts to reach timm's weights are not told of one by one; the last failure is
     try:
-        with _without_retries():
-            classifier = open_asked(request, name, checkpoint=checkpoint, model_args=arguments)
+        classifier = open_asked(request, name, checkpoint=checkpoint, model_args=arguments)
     except RuntimeError as error:
         if "cannot be had" not in str(error):
             raise
         reason = str(error).rstrip(".")
         raise ValueError(f"{reason}; give others as {name}@FILE, or try random ones by --no-pretrained") from None
-    parts = classifier.model, classifier.transforms, classifier.normalise
-    return Subject(classifier.title, name_of(name), origin, *parts, classifier)
-
-
-@contextmanager
-def _without_retries() -> Generator[None, None, None]:
-    """Attempts to reach timm's weights are not told of one by one; the last failure is."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
     finally:
         logger.setLevel(level)
+    parts = classifier.model, classifier.transforms, classifier.normalise
+    return Subject(classifier.title, name_of(name), origin, *parts, classifier)
 
 
 def _backbone(given: Run, request: Request) -> Subject:
@@ -120,7 +99,3 @@ def _named_apart(subjects: Sequence[Subject]) -> list[Subject]:
             label, number = f"{stem} ({number})", number + 1
         apart.append(replace(one, label=label))
     return apart
-
-
-def _settings(classifier: Classifier | None) -> Mapping[str, Any]:
-    return {} if classifier is None else classifier.run.get("broadsight", {}).get("settings", {})

@@ -27,20 +27,14 @@ WRITTEN_OUT: dict[type, str] = {
 
 @dataclass
 class Layer:
-    """Sums of one activation.
-
-    Args:
-        counted, all: Activations of the pass that runs: those that do not fire, and all.
-        share: Sum over images of the finished passes.
-        silent: (C,) channels that have never fired.
-    """
+    """Sums of one activation."""
 
     name: str
     function: str
-    counted: int = 0
+    counted: int = 0  # in the pass that runs, those that do not fire, and all
     all: int = 0
-    share: float = 0.0
-    silent: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
+    share: float = 0.0  # sum over images of the finished passes
+    silent: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))  # (C,), have never fired
 
     @property
     def exact(self) -> bool:
@@ -53,9 +47,7 @@ class ActivationWatch(FunctionWatch):
 
     An activation has the name of the module that calls it; the second one that a module calls in a pass has it as
     "name#2". The hooks on all modules make our layers run as they are written, each submodule on the whole batch.
-
-    Args:
-        size: (H, W) of the images.
+    `size` is (H, W) of the images.
     """
 
     def __init__(self, model: nn.Module, size: tuple[int, int]):
@@ -76,7 +68,6 @@ class ActivationWatch(FunctionWatch):
             self.count(self.layers.setdefault(name, Layer(name, function)), result)
 
     def count(self, layer: Layer, x: Tensor) -> None:
-        """Add a result to the sums of its layer."""
         layer.counted += int((x == 0 if layer.exact else x <= 0).count_nonzero())
         layer.all += x.numel()
         # Of four axes, those two are the map's sides that are nearest to the image's proportions.
@@ -99,12 +90,7 @@ class ActivationWatch(FunctionWatch):
 
 
 def _function(name: str, args: tuple, kwargs: Mapping[str, Any], caller: type) -> str | None:
-    """Which activation a call is, if it is one.
-
-    Args:
-        name: Of the torch function.
-        caller: Type of the module that calls it.
-    """
+    """Which activation a call of a torch function by a module of that type is, if it is one."""
     name = name.removesuffix("_")
     if caller in WRITTEN_OUT:
         product = name == "mul" and len(args) == 2 and all(isinstance(x, Tensor) for x in args)

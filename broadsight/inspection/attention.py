@@ -5,17 +5,17 @@ there is never a second matrix of them in memory. The model's outputs are untouc
 """
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from .attention_rows import Rows, rows_of_multi_head, rows_of_product, rows_of_softmax
 from .branch_structure import QUERIES, is_attention
-from .passing import Seen, check_model, pass_images
+from .passing import Images, Seen, check_model, pass_images
 from .watch import Call, FunctionWatch, eager, uncompiled
 
 # Names of the children by which a block is known that attends by itself, without a module for it.
@@ -31,10 +31,8 @@ See = Callable[[str, Rows, nn.Module], None]
 class AttentionWatch(FunctionWatch):
     """Shows every soft-max and every fused attention in some modules to `see` while this is open: the one capture.
 
-    Args:
-        names: The modules to watch.
-        see: Called with the calls of them that run, outermost first, and the rows, in the order of execution.
-        begins: Called when one of them is called.
+    `see` is called with the calls of the modules named that run, outermost first, and the rows, in the order of
+    execution; `begins` when one of the modules is called.
     """
 
     functions = ATTENTIONS
@@ -46,12 +44,21 @@ class AttentionWatch(FunctionWatch):
         begins: Callable[[Call], None] = lambda call: None,
     ):
         super().__init__(names)
-        self.see, self.begins = see, begins
+        self.see = see
+        self.begins = begins  # ty: ignore[invalid-assignment]
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        rows = _rows_of(func, args, kwargs, result) if self.running else None
-        if rows is not None:
-            self.see(self.running, rows)
+        if not self.running:
+            return
+        if func is F.scaled_dot_product_attention:
+            self.see(self.running, rows_of_product(*args, **kwargs))
+        elif func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
+            self.see(self.running, rows_of_multi_head(MULTI_HEAD.bind(*args, **kwargs).arguments))
+        else:
+            logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")
+            if result.ndim > 1 and isinstance(axis, int) and logits.is_floating_point():
+                rows = rows_of_softmax(logits.detach(), result.detach(), axis % result.ndim - result.ndim)
+                self.see(self.running, rows)
 
 
 @contextmanager
@@ -61,16 +68,12 @@ def watch_attention(
     """Show every soft-max over attention weights in a model to `see` while this is open, in the order of execution.
 
     The weights are those that the soft-max over the last axis gives, before dropout and whatever else follows. Several
-    of them in one call of a layer are called "name", "name#2" and so on. Rows are computed when they are iterated.
-
-    Args:
-        model: Any model with attention, not compiled; a ValueError says that it has none.
-        see: Called with the layer's name, its rows and the attention module, in the order of execution.
-        wanted: Given a layer's name, says whether `see` is to be called.
+    of them in one call of a layer are called "name", "name#2" and so on; `wanted` says which to show. Rows are computed
+    when they are asked for. The model is not compiled; a ValueError says that it has no attention.
     """
     names = {module: layer_name(name) for module, name in find_attention(model).items()}
     if not names:
-        raise ValueError(no_attention(model))
+        raise _no_attention(model)
     softmaxes = dict.fromkeys(names, 0)  # in the call of each that runs
 
     def show(calls: list[Call], rows: Rows) -> None:
@@ -88,9 +91,7 @@ def watch_attention(
         yield
 
 
-def pass_attention(
-    model: nn.Module, images: Tensor | Iterable[Any], see: See, *, batch_size: int, seen: Seen | None = None
-) -> None:
+def pass_attention(model: nn.Module, images: Images, see: See, *, batch_size: int, seen: Seen | None = None) -> None:
     """Run a model on all images, as `pass_images` does, and show its soft-maxes to `see`; a ValueError without any."""
     check_model(model)
     inner = uncompiled(model)
@@ -103,12 +104,19 @@ def pass_attention(
     with eager(model), watch_attention(inner, noting):
         pass_images(inner, images, batch_size=batch_size, seen=seen)
     if not found:
-        raise ValueError(no_attention(inner))
+        raise _no_attention(inner)
 
 
 def find_attention(model: nn.Module) -> dict[nn.Module, str]:
     """The modules that have the parts of an attention, and their paths in the model."""
-    return {module: name for name, module in model.named_modules() if _attends(module)}
+
+    def attends(module: nn.Module) -> bool:
+        children = module._modules
+        return bool(children) and (  # most of a model's modules are leaves
+            is_attention(module) or any(all(name in children for name in names) for names in ATTENDING_BLOCKS)
+        )
+
+    return {module: name for name, module in model.named_modules() if attends(module)}
 
 
 def layer_name(name: str) -> str:
@@ -116,41 +124,18 @@ def layer_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod") or "attention"
 
 
-def no_attention(model: nn.Module) -> str:
-    """What to say of a model in which no attention weights were found."""
-    return (
+def _no_attention(model: nn.Module) -> ValueError:
+    return ValueError(
         f"{type(model).__name__} has no attention weights; looked for a soft-max over the last axis, or "
         f"scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}; pass a vision transformer or "
         "a hybrid, such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
     )
 
 
-def _attends(module: nn.Module) -> bool:
-    if not module._modules:  # most of a model's modules are leaves
-        return False
-    return is_attention(module) or any(all(name in module._modules for name in names) for names in ATTENDING_BLOCKS)
-
-
 def _head_axis(shape: torch.Size, module: Any) -> int | None:
     """Where the heads are among the axes of weights (..., N, M), or None if they are not apart."""
-    recorded = next((x for x in (getattr(module, name, None) for name in ("num_heads", "heads")) if x), None)
-    if len(shape) == 4 and not isinstance(recorded, int):
-        return 1
+    recorded = getattr(module, "num_heads", None) or getattr(module, "heads", None)
     if len(shape) < 4 or not isinstance(recorded, int):
-        return None
+        return 1 if len(shape) == 4 else None
     heads = recorded * getattr(module, "head_expansion", 1)
     return next((axis for axis in (1, len(shape) - 3) if shape[axis] == heads), None)
-
-
-def _rows_of(func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> Rows | None:
-    """The rows of weights that one of ATTENTIONS computes; None if it computes none."""
-    if func is F.scaled_dot_product_attention:
-        return rows_of_product(*args, **kwargs)
-    if func is F.multi_head_attention_forward:  # torch shows the whole, and nothing of what is inside
-        return rows_of_multi_head(MULTI_HEAD.bind(*args, **kwargs).arguments)
-    if result.ndim < 2:
-        return None
-    logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")
-    if not isinstance(axis, int) or not logits.is_floating_point():
-        return None
-    return rows_of_softmax(logits.detach(), result.detach(), axis % result.ndim - result.ndim)

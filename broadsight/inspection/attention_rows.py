@@ -13,22 +13,19 @@ WEIGHTS_BYTES = 4 << 20
 
 # Slices of the first axis and of the queries, and those rows' logits; and their weights where the model made them.
 Piece = tuple[slice, slice, Tensor, Tensor | None]
-# Computes some of the queries' rows.
-Pieces = Callable[[slice], Iterator[Piece]]
 ALL = slice(None)
 
 
 class Rows:
-    """The rows of attention weights that one soft-max gives.
+    """The rows of attention weights that one soft-max gives, a few at a time.
 
-    Iterating gives (images, queries, logits, weights, head_axis), a few rows at a time: slices of the first axis and of
-    the last but one of the weights (B, ..., N, M), and what is there, (b, ..., n, M), in float32 or float64. The first
-    axis has images, or windows of images where the model cuts them up. Iterate at once: the model's next steps may
-    overwrite what the rows are computed from.
+    The first axis has images, or windows of images where the model cuts them up. Read them at once: the model's next
+    steps may overwrite what the rows are computed from.
 
     Args:
         shape: Of all weights, (B, ..., N, M): N queries and M keys.
-        pieces: Computes the rows.
+        pieces: Gives for a slice of the queries logits and weights (b, ..., n, M), in float32 or float64. Logits that
+            come without weights may be written to; others are the model's.
         head_axis: Which of the axes has the heads; None if they are not apart.
         axis: Which axis of the model's tensor the soft-max is over, from the end; here it is always the last.
         written_out: Logits and weights of all rows, where the model has them as a whole.
@@ -37,50 +34,39 @@ class Rows:
     def __init__(
         self,
         shape: torch.Size,
-        pieces: Pieces,
+        pieces: Callable[..., Iterator[Piece]],
         *,
         head_axis: int | None = None,
         axis: int = -1,
         written_out: tuple[Tensor, Tensor] | None = None,
     ):
         self.shape, self.head_axis, self.axis = shape, head_axis, axis
-        self._pieces, self._written_out = pieces, written_out
+        self.pieces, self._written_out = pieces, written_out
 
-    def __iter__(self) -> Iterator[tuple[slice, slice, Tensor, Tensor, int | None]]:
-        for images, queries, logits, weights in self._with_weights(ALL):
-            yield images, queries, logits, weights, self.head_axis
-
-    def pieces(self, queries: slice = ALL) -> Iterator[Piece]:
-        """Like iterating, for some of the queries: weights are None unless the model made them.
-
-        Logits that come without weights may be written to; others are the model's.
-        """
-        return self._pieces(queries)
-
-    def _with_weights(self, queries: slice) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    def with_weights(self, queries: slice = ALL) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+        """The pieces, with weights in any case."""
         for images, part, logits, weights in self.pieces(queries):
             yield images, part, logits, logits.softmax(-1) if weights is None else weights
 
     def weights(self, queries: slice = ALL) -> Tensor:
         """All weights (B, ..., n, M) of some queries; for few of them."""
         start, stop, _ = queries.indices(self.shape[-2])
-        whole = torch.zeros(())
-        for images, part, _, weights in self._with_weights(queries):
-            if whole.ndim == 0:
+        whole: Any = None
+        for images, part, _, weights in self.with_weights(queries):
+            if whole is None:
                 whole = weights.new_zeros(*self.shape[:-2], stop - start, self.shape[-1])
             whole[images, ..., part.start - start : part.stop - start, :] = weights
         return whole
 
     def received(self, queries: slice = ALL, counted: Tensor | None = None) -> Tensor:
-        """What every key receives on average over some queries, (B, ..., M). Rows in which all is masked do not count.
+        """What every key receives on average over some queries, (B, ..., M).
 
-        Args:
-            counted: Which rows count, (B, ..., N); all if None.
+        Rows in which all is masked do not count, nor those that are not `counted` (B, ..., N).
         """
         shape = (*self.shape[:-2], self.shape[-1])
-        total, count = torch.zeros(()), torch.zeros(())
-        for images, part, logits, weights in self._with_weights(queries):
-            if total.ndim == 0:
+        total: Any = None
+        for images, part, logits, weights in self.with_weights(queries):
+            if total is None:
                 total, count = weights.new_zeros(shape), weights.new_zeros(shape[:-1])
             used = torch.ones_like(weights[..., 0], dtype=torch.bool)
             if counted is not None:
@@ -94,11 +80,8 @@ class Rows:
         return total / count.clamp(min=1)[..., None]
 
     def split(self, sizes: Sequence[int], head_axis: int) -> "Rows":
-        """The same rows (B, N, M) as (B, *sizes, M), for a layer that has more than queries in their axis.
-
-        Only where the model writes its weights out.
-        """
-        assert self._written_out is not None
+        """The same rows (B, N, M) as (B, *sizes, M), for a layer that has more than queries in their axis."""
+        assert self._written_out is not None  # such a layer writes its weights out
         logits, weights = (x.unflatten(-2, tuple(sizes)) for x in self._written_out)
         return rows_of_softmax(logits, weights, head_axis=head_axis)
 
@@ -108,7 +91,7 @@ def rows_of_softmax(logits: Tensor, weights: Tensor, axis: int = -1, head_axis: 
     logits, weights = logits.movedim(axis, -1), weights.movedim(axis, -1)
     rounded = weights.dtype not in (torch.float32, torch.float64)
 
-    def pieces(queries: slice) -> Iterator[Piece]:
+    def pieces(queries: slice = ALL) -> Iterator[Piece]:
         for images, part in _parts(weights.shape, 8 if weights.dtype == torch.float64 else 4, queries):
             given = _precise(logits[images, ..., part, :])
             yield images, part, given, given.softmax(-1) if rounded else weights[images, ..., part, :]
@@ -134,7 +117,7 @@ def rows_of_product(
     shape = torch.Size((*(lead or (1,)), N, M))
     query, key = query.detach(), key.detach()
 
-    def pieces(queries: slice) -> Iterator[Piece]:
+    def pieces(queries: slice = ALL) -> Iterator[Piece]:
         keys = key if groups == 1 else key.repeat_interleave(groups, -3)
         asked, keys = _precise(query).expand(*shape[:-1], d), _precise(keys).expand(*shape[:-2], M, d).mT
         mask = None if attn_mask is None else attn_mask.expand(shape)
@@ -160,7 +143,7 @@ def rows_of_multi_head(given: Mapping[str, Any]) -> Rows:
     more = (given["bias_k"] is not None) + bool(given["add_zero_attn"])  # keys that no token stands for
     shape = torch.Size((images, heads, len(asking), len(asked) + more))
 
-    def pieces(queries: slice) -> Iterator[Piece]:
+    def pieces(queries: slice = ALL) -> Iterator[Piece]:
         if given.get("use_separate_proj_weight"):
             weights = given["q_proj_weight"], given["k_proj_weight"]
         else:

@@ -3,11 +3,13 @@
 One pass shows which modules add a branch to their input, and which give a map of the whole image.
 """
 
+import functools
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from .branch_structure import affine_layers
 from .layout import MOST_PREFIX_TOKENS, Layout, layouts_of, path_of, prefix_tokens
 from .map_places import Place, tensors_in
 from .meta_pass import in_eval_mode
-from .passing import check_model, moved, peek
+from .passing import Images, check_model, moved, peek
 from .watch import Call, FunctionWatch, eager, hooked, uncompiled
 
 SUMS, JOINS = ("add", "add_", "addcmul", "addcmul_"), ("cat", "concat")
@@ -34,14 +36,10 @@ See = Callable[[int, Tensor], None]
 
 @dataclass(frozen=True)
 class Block(Place):
-    """A block of a model and how to read the map that it gives.
+    """A block of a model and how to read the map that it gives."""
 
-    Args:
-        image_size: (H, W) of the images that it was found with, to which the layout belongs.
-        reorder: (B, N, C) -> (B, h, w, C), for a model that does not keep its tokens row by row.
-    """
-
-    image_size: tuple[int, int] = (0, 0)
+    image_size: tuple[int, int] = (0, 0)  # (H, W) of the images that it was found with, to which the layout belongs
+    # (B, N, C) -> (B, h, w, C), for a model that does not keep its tokens row by row
     reorder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
 
     def map_of(self, output: Any, image_size: tuple[int, int]) -> Tensor:
@@ -60,7 +58,7 @@ class Block(Place):
         return found[0].as_map(x)
 
 
-def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]:
+def find_blocks(model: nn.Module, images: Images) -> list[Block]:
     """The residual blocks of a model, in the order in which they run.
 
     A block is the nearest numbered element of a list or sequence around the addition of a branch that gives a map of
@@ -68,16 +66,9 @@ def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]
     `stages.0.blocks.0` of most others. All elements of such a list count, with a shortcut or without. Where nothing is
     added, these are the modules that join branches (Inception, DenseNet); in a plain sequence (VGG) every convolution
     or linear layer with its norm and activation, by the name of the last of these. Stems, down-sampling, pooling, class
-    attention and heads are not blocks, nor are modules whose map has a single place.
-
-    Args:
-        model: Any vision model that takes a batch of images.
-        images: (B, C, H, W), of which the first is used. It runs twice, side by side.
-
-    Raises:
-        ValueError: There are no blocks, or the model does not take the images.
+    attention and heads are not blocks, nor are modules whose map has a single place. Two of the first image run.
     """
-    watch = _watched(model, images)
+    watch = _Watched(model, images)
     found = watch.blocks()
     if not found:
         raise ValueError(
@@ -88,27 +79,21 @@ def find_blocks(model: nn.Module, images: Tensor | Iterable[Any]) -> list[Block]
     return found
 
 
-def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | Sequence[str]) -> list[Block]:
+def find_layers(model: nn.Module, images: Images, layers: str | Sequence[str]) -> list[Block]:
     """Any modules that give a map of the whole image, by patterns of their paths, in the order in which they run.
 
-    Args:
-        model, images: As for `find_blocks`.
-        layers: Paths in which * stands for anything, as "*.mixer.static"; several as a sequence, or separated by
-            commas.
-
-    Raises:
-        ValueError: No such module gives a map.
+    In a path * stands for anything, as in "*.mixer.static". Several are a sequence, or separated by commas.
     """
     check_model(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
-    modules = uncompiled(model).named_modules()
-    names = {name for name, _ in modules if any(fnmatchcase(name, one) for one in patterns)}
+    inner = uncompiled(model)
+    names = {name for name, _ in inner.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
     if not names:
         raise ValueError(
-            f"no module of {type(uncompiled(model)).__name__} is called {', '.join(patterns)}; * stands for anything, "
+            f"no module of {type(inner).__name__} is called {', '.join(patterns)}; * stands for anything, "
             "as in '*.mlp', and modules are listed by model.named_modules()"
         )
-    watch = _watched(model, images)
+    watch = _Watched(model, images)
     found = [block for name in names & watch.calls.keys() if (block := watch.place(name)) is not None]
     if not found:
         raise ValueError(f"{', '.join(sorted(names)[:3])} gives no map of several places; name modules that do")
@@ -118,20 +103,20 @@ def find_layers(model: nn.Module, images: Tensor | Iterable[Any], layers: str | 
 @contextmanager
 def watch_blocks(model: nn.Module, blocks: Iterable[Block], see: See) -> Generator[None, None, None]:
     """Call `see` with every map that a block gives while this is open, which it must neither keep nor change."""
-    inner, chosen = uncompiled(model), list(blocks)
-    numbers: dict[nn.Module, list[int]] = {}
-    for number, block in enumerate(chosen):
-        numbers.setdefault(block.module, []).append(number)
-    size: list[tuple[int, int]] = []
+    inner, size = uncompiled(model), None
+    numbers: dict[nn.Module, list[tuple[int, Block]]] = {}
+    for number, block in enumerate(blocks):
+        numbers.setdefault(block.module, []).append((number, block))
 
     def begins(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        nonlocal size
         images = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        size[:] = [(images.shape[-2], images.shape[-1])]
+        size = images.shape[-2], images.shape[-1]
 
     def ends(module: nn.Module, args: tuple, output: Any) -> None:
         with torch.no_grad():
-            for number in numbers[module]:
-                see(number, chosen[number].map_of(output, size[0] if size else chosen[number].image_size))
+            for number, block in numbers[module]:
+                see(number, block.map_of(output, size or block.image_size))
 
     with eager(model), hooked([inner], before=begins), hooked(numbers, after=ends):
         yield
@@ -139,27 +124,37 @@ def watch_blocks(model: nn.Module, blocks: Iterable[Block], see: See) -> Generat
 
 @dataclass
 class _Noted:
-    """What a module was called with and gave, in its last call; of tensors only the shape.
-
-    Args:
-        order: How many modules had ended before.
-        times: How often it was called.
-        merges: Names of the functions by which it merged maps or rows itself.
-    """
+    """What a module was called with and gave, in its last call; of tensors only the shape."""
 
     args: tuple = ()
     output: Any = None
-    order: int = -1
+    order: int = -1  # how many modules had ended before
     times: int = 0
-    merges: set[str] = field(default_factory=set)
+    merges: set[str] = field(default_factory=set)  # names of the functions by which it merged maps or rows itself
 
 
-class _Pass(FunctionWatch):
-    """Notes the calls of all modules, by their paths."""
+class _Watched(FunctionWatch):
+    """One pass of two equal images, and what it shows of the modules, by their paths."""
 
-    def __init__(self, model: nn.Module):
-        super().__init__({module: name for name, module in model.named_modules()})
+    def __init__(self, model: nn.Module, images: Images):
+        check_model(model)
+        self.model, image = uncompiled(model), peek(images)[0]
+        super().__init__({module: name for name, module in self.model.named_modules()})
+        self.size = image.shape[-2], image.shape[-1]
         self.calls: dict[str, _Noted] = {}
+        self.doubtful: set[str] = set()  # may be (B, C, h, w) or (B, h, w, C)
+        self.place = functools.cache(self._place)
+        try:
+            with in_eval_mode(self.model), eager(self.model), self:
+                self.model(moved(image, self.model).repeat(2, 1, 1, 1))
+        except Exception as error:
+            raise ValueError(
+                f"{type(self.model).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
+                f"{first_line(error)}; pass images of the size that it was built for"
+            ) from error
+        self.calls = {name: call for name, call in self.calls.items() if call.times}
+        self.modules = {name: module for name, module in self.model.named_modules() if name in self.calls}
+        self.pools = tuple(f"{name}." for name, m in self.modules.items() if isinstance(m, MultiTokenPool))
 
     def begins(self, call: Call) -> None:
         self.calls.setdefault(call.name, _Noted()).args = _shapes((*call.args, *call.kwargs.values()))
@@ -174,23 +169,16 @@ class _Pass(FunctionWatch):
         if self.running and (name in SUMS or name in JOINS) and _merges(name, args):
             self.calls[self.running[-1].name].merges.add(name)
 
-
-class _Watched:
-    """One pass of two equal images of `size` (H, W), and what it shows of the modules."""
-
-    def __init__(self, model: nn.Module, size: tuple[int, int], calls: dict[str, _Noted]):
-        self.model, self.size = model, size
-        self.calls = {name: call for name, call in calls.items() if call.times}
-        self.modules = {name: module for name, module in model.named_modules() if name in self.calls}
-        self.pools = tuple(f"{name}." for name, m in self.modules.items() if isinstance(m, MultiTokenPool))
-        self.places: dict[str, Block | None] = {}
-        self.doubtful: set[str] = set()  # may be (B, C, h, w) or (B, h, w, C)
-
     def blocks(self) -> list[Block]:
         names = self.merging(SUMS) or self.merging(JOINS) or self.plain()
         found = [block for name in names if (block := self.place(name)) is not None]
+        # a block whose form is in doubt has the form that others of its class have
         sure = {type(block.module): block.layout.form for block in found if block.name not in self.doubtful}
-        return [self.settled(block, sure.get(type(block.module), block.layout.form)) for block in found]
+        for i, block in enumerate(found):
+            if block.name in self.doubtful:
+                x, form = block.tensor(self.calls[block.name].output), sure.get(type(block.module), block.layout.form)
+                found[i] = replace(block, layout=layouts_of(x.shape, self.size, form=form)[0])
+        return found
 
     def merging(self, functions: tuple[str, ...]) -> list[str]:
         """Names of the blocks around the modules that call one of these functions."""
@@ -215,14 +203,10 @@ class _Watched:
     def is_block(self, name: str) -> bool:
         """Whether the module has two layers at least and gives a map."""
         module = self.modules.get(name)
-        if module is None or self.is_elsewhere(name) or next(module.children(), None) is None:
+        of_class_token = OF_CLASS_TOKEN.search(type(module).__name__)
+        if module is None or of_class_token or ELSEWHERE.search(name) or f"{name}.".startswith(self.pools):
             return False
-        layers = affine_layers(module)
-        return next(layers, None) is not None and next(layers, None) is not None and self.place(name) is not None
-
-    def is_elsewhere(self, name: str) -> bool:
-        of_class_token = OF_CLASS_TOKEN.search(type(self.modules[name]).__name__)
-        return bool(of_class_token or ELSEWHERE.search(name)) or f"{name}.".startswith(self.pools)
+        return len(list(islice(affine_layers(module), 2))) > 1 and self.place(name) is not None
 
     def plain(self) -> list[str]:
         """Names of the last modules of all layers of a model that has no blocks."""
@@ -238,11 +222,6 @@ class _Watched:
             if goes_on:
                 ends[len(ends) - follows :] = [name]
         return ends if len(ends) > 1 else []
-
-    def place(self, name: str) -> Block | None:
-        if name not in self.places:
-            self.places[name] = self._place(name)
-        return self.places[name]
 
     def _place(self, name: str) -> Block | None:
         for item, x in tensors_in(self.calls[name].output):
@@ -274,33 +253,6 @@ class _Watched:
         if not callable(reroll) or not number.isdigit():
             return None
         return lambda x: reroll(x, int(number))
-
-    def settled(self, block: Block, form: str) -> Block:
-        """A block whose form is in doubt has the form that others of its class have."""
-        if block.name not in self.doubtful:
-            return block
-        x = block.tensor(self.calls[block.name].output)
-        return replace(block, layout=layouts_of(x.shape, self.size, form=form)[0])
-
-
-def _watched(model: nn.Module, images: Tensor | Iterable[Any]) -> _Watched:
-    """Run the first image and watch all modules.
-
-    Raises:
-        ValueError: The model does not take it.
-    """
-    check_model(model)
-    inner, image = uncompiled(model), peek(images)[0]
-    watch = _Pass(inner)
-    try:
-        with in_eval_mode(inner), eager(inner), watch:
-            inner(moved(image, inner).repeat(2, 1, 1, 1))
-    except Exception as error:
-        raise ValueError(
-            f"{type(inner).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
-            f"{first_line(error)}; pass images of the size that it was built for"
-        ) from error
-    return _Watched(inner, (image.shape[-2], image.shape[-1]), watch.calls)
 
 
 def _merges(name: str, args: tuple) -> bool:

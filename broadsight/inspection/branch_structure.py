@@ -20,15 +20,12 @@ LOOKED_FOR = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module, by its path, with the structure of a branch: `kind` is "mlp" or "attn".
+    """A module with the structure of a branch."""
 
-    `projection` is its last linear layer or convolution.
-    """
-
-    kind: str
+    kind: str  # "mlp" or "attn"
     name: str
     module: nn.Module
-    projection: nn.Module | None
+    projection: nn.Module | None  # its last linear layer or convolution
 
 
 def candidates(model: nn.Module) -> Iterator[Candidate]:
@@ -46,7 +43,7 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
         elif is_attention(module):
             claimed.add(name)
             yield Candidate("attn", name, module, _projection(module))
-        elif name.endswith("_tokens") and any(True for _ in affine_layers(module)):
+        elif name.endswith("_tokens") and list(affine_layers(module)):
             claimed.add(name)
             yield Candidate("attn", name, module, None)
         elif _is_mlp(name, module):
@@ -58,22 +55,21 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
 
 def is_attention(module: nn.Module) -> bool:
     """Whether the module has the parts of an attention."""
-    if isinstance(module, MultiScaleInteraction | nn.MultiheadAttention):
-        return True
     strided = _is_child(module, "conv_proj") and _is_child(module, "o_proj")
-    return strided or any(_is_child(module, name) for name in QUERIES)
+    ours = isinstance(module, MultiScaleInteraction | nn.MultiheadAttention)
+    return ours or strided or any(_is_child(module, name) for name in QUERIES)
 
 
 def _is_mlp(name: str, module: nn.Module) -> bool:
-    named = MLP_NAMES.search(name.rpartition(".")[2]) or MLP_NAMES.search(type(module).__name__)
+    named = MLP_NAMES.search(f"{name.rpartition('.')[2]} {type(module).__name__}")
     return bool(named) and len(list(affine_layers(_unwrapped(name, module)[1]))) > 1
 
 
 def _unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
     """The module itself, or what is inside when it only wraps that, as a residual connection does."""
     while not isinstance(module, nn.Sequential):
-        weighty = [(key, child) for key, child in module.named_children() if any(True for _ in affine_layers(child))]
-        if len(weighty) != 1 or not any(True for _ in weighty[0][1].children()):
+        weighty = [(key, child) for key, child in module.named_children() if list(affine_layers(child))]
+        if len(weighty) != 1 or not list(weighty[0][1].children()):
             break
         name, module = f"{name}.{weighty[0][0]}", weighty[0][1]
     return name, module

@@ -26,40 +26,26 @@ DRY_BATCH, WET_BATCH = 101, 3
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens that pass a place of the model: what a module takes or gives.
-
-    Args:
-        side: "input", the first argument of the module, or "output".
-        channels: Their number.
-        channel_axis: 1 or the last, counted from the front.
-        count: Tokens of one image.
-        windowed: Whether an image may be cut into several rows of the batch axis.
-        block, argument: The module around that sees the whole batch of images, and in which of its arguments.
-        class_token: Whether the first token is the class token.
-        fresh: Whether nobody else holds this tensor, so that it may be overwritten.
-        alone: Whether the module takes or gives nothing but this tensor.
-    """
+    """Tokens that pass a place of the model: what a module takes or gives."""
 
     module: nn.Module
-    side: str
+    side: str  # "input", the first argument of the module, or "output"
     channels: int
-    channel_axis: int
-    count: int
-    windowed: bool = False
-    block: nn.Module | None = None
-    argument: int = 0
-    class_token: bool = False
-    fresh: bool = False
-    alone: bool = True
+    channel_axis: int  # 1 or the last, counted from the front
+    count: int  # tokens of one image
+    windowed: bool = False  # whether an image may be cut into several rows of the batch axis
+    block: nn.Module | None = None  # the module around that sees the whole batch of images
+    argument: int = 0  # of that module
+    class_token: bool = False  # whether the first token is the class token
+    fresh: bool = False  # whether nobody else holds this tensor, so that it may be overwritten
+    alone: bool = True  # whether the module takes or gives nothing but this tensor
 
 
 @dataclass(frozen=True)
 class Branch(Candidate):
-    """An attention or MLP branch.
+    """An attention or MLP branch, with the tokens that it takes, that its projection takes, and that it gives.
 
-    Args:
-        front, mid, end: The tokens that the branch takes, that its projection takes, and that the branch gives; None
-            where there is no such place.
+    None where there is no such place.
     """
 
     front: Tokens | None = None
@@ -70,14 +56,8 @@ class Branch(Candidate):
 def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = None) -> list[Branch]:
     """All attention and MLP branches that see the tokens of the image, in the order of the model's modules.
 
-    Branches that see a single token are left out: pooling, class attention, gates.
-
-    Args:
-        model: Any vision model that takes a batch of images.
-        image_size: Side or (H, W) that the model was built for; by default what it says itself.
-
-    Raises:
-        ValueError: The model could not be run.
+    Branches that see a single token are left out: pooling, class attention, gates. `image_size` is the side or (H, W)
+    that the model was built for, by default what it says itself; a ValueError says that it could not be run.
     """
     possible = list(candidates(model))
     if not possible:
@@ -91,7 +71,8 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
             tokens = getattr(branch, place)
             if tokens is not None and _role(branch) in windowed:
                 found[i] = replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
-    return [watched.outside_windows(branch) for branch in found]
+    beside = watched.beside_windows
+    return [replace(one, front=beside(one.front, one.module), end=beside(one.end, one.module)) for one in found]
 
 
 def _role(branch: Branch) -> tuple[str, type]:
@@ -100,55 +81,44 @@ def _role(branch: Branch) -> tuple[str, type]:
 
 @dataclass
 class _Call:
-    """What a module was first called with, and what it gave; None in place of other things than tensors.
+    """What a module was first called with, and what it gave; None in place of other things than tensors."""
 
-    Args:
-        given: The first of the tensors, by position or by name.
-        arguments: All that came by position.
-        alone: Whether it was one tensor each.
-        order: How many of the watched modules had been called before.
-        times: How often it was called.
-    """
-
-    given: Tensor | None = None
-    arguments: list[Tensor | None] = field(default_factory=list)
+    given: Tensor | None = None  # the first of the tensors, by position or by name
+    arguments: list[Tensor | None] = field(default_factory=list)  # all that came by position
     result: Tensor | None = None
-    alone: bool = True
-    order: int = -1
+    alone: bool = True  # whether it was one tensor each
+    order: int = -1  # how many of the watched modules had been called before
     times: int = 0
 
 
 class _Watched:
-    """One pass of a batch of images of one size (H, W), and the calls of some modules in it."""
+    """The calls of some modules in one pass of a copy of the model over zeros (B, C, H, W), with values or without."""
 
-    def __init__(self, model: nn.Module, modules: Iterable[nn.Module], batch: int, size: tuple[int, int]):
-        self.model, self.batch, self.size = model, batch, size
+    def __init__(self, model: nn.Module, modules: Iterable[nn.Module], shape: Sequence[int], with_values: bool):
+        self.model, self.batch, self.size = model, shape[0], (shape[2], shape[3])
         self.calls = {module: _Call() for module in modules}
-        self.noted: dict[nn.Module, _Call] = {}  # the same by the copies that run
+        copy, copies = copied((model, list(self.calls)), model, with_values)
+        noted = dict(zip(copies, self.calls.values(), strict=True))
 
-    def run(self, shape: tuple[int, ...], with_values: bool) -> None:
-        """Run a copy of the model on zeros, with its weights or without arithmetic."""
-        copy, modules = copied((self.model, list(self.calls)), self.model, with_values)
-        self.noted = dict(zip(modules, self.calls.values(), strict=True))
+        def begins(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            call = noted[module]
+            call.times += 1
+            if call.result is None:
+                call.alone = len(args) == 1 and not kwargs
+                call.arguments = [x if isinstance(x, Tensor) else None for x in args]
+                call.given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+
+        def ends(module: nn.Module, args: tuple, result: Any) -> None:
+            call = noted[module]
+            if call.result is None:
+                call.alone &= isinstance(result, Tensor)
+                call.order = sum(other.order >= 0 for other in noted.values())
+                result = result[0] if isinstance(result, tuple | list) else result
+                call.result = result if isinstance(result, Tensor) else None
+
         like = next(copy.parameters(), torch.empty(0))
-        with in_eval_mode(copy), hooked(modules, before=self.begins, after=self.ends):
-            copy(torch.zeros(shape, device=like.device, dtype=like.dtype))
-
-    def begins(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        call = self.noted[module]
-        call.times += 1
-        if call.result is None:
-            call.alone = len(args) == 1 and not kwargs
-            call.arguments = [x if isinstance(x, Tensor) else None for x in args]
-            call.given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-
-    def ends(self, module: nn.Module, args: tuple, result: Any) -> None:
-        call = self.noted[module]
-        if call.result is None:
-            call.alone &= isinstance(result, Tensor)
-            call.order = sum(other.order >= 0 for other in self.calls.values())
-            result = result[0] if isinstance(result, tuple | list) else result
-            call.result = result if isinstance(result, Tensor) else None
+        with in_eval_mode(copy), hooked(copies, before=begins, after=ends):
+            copy(torch.zeros(tuple(shape), device=like.device, dtype=like.dtype))
 
     def located(self, branch: Candidate) -> Branch | None:
         """The branch with the tokens at its places, or None if it sees no tokens of an image."""
@@ -164,11 +134,11 @@ class _Watched:
         front = mid = None
         first = bool(call.arguments) and call.arguments[0] is given
         if first and given.ndim == result.ndim and branch.module is not branch.projection:
-            front = self.tokens(branch.module, "input", given, axis, around)
+            front = _inside_sequences(self.tokens(branch.module, "input", given, axis, around))
         if branch.projection is not None:
             mid, end = self.at_projection(branch.module, branch.projection, end, around)
-        places = dict(front=front and _inside_sequences(front), mid=mid, end=_inside_sequences(end))
-        return Branch(branch.kind, branch.name, branch.module, branch.projection, **places)
+        end = _inside_sequences(end)
+        return Branch(branch.kind, branch.name, branch.module, branch.projection, front, mid, end)
 
     def at_projection(
         self, module: nn.Module, projection: nn.Module, end: Tokens, around: list[nn.Module]
@@ -185,16 +155,10 @@ class _Watched:
             end = replace(end, module=projection, fresh=True, alone=True)
         return mid if mid and mid.count == end.count else None, end
 
-    def outside_windows(self, branch: Branch) -> Branch:
-        """The branch, its ends moved to where the image is whole and without padding."""
-        ends = {"front": branch.front, "end": branch.end}
-        moved = {place: tokens and self.beside_windows(tokens, branch.module) for place, tokens in ends.items()}
-        return replace(branch, **moved)
-
-    def beside_windows(self, tokens: Tokens, branch: nn.Module) -> Tokens:
-        """The same tokens at a module beside the branch that takes or gives just them: the norm before it, the scale or
-        stochastic depth behind it, or a block that does nothing but cut and paste."""
-        if not tokens.windowed or tokens.block is None:
+    def beside_windows(self, tokens: Tokens | None, branch: nn.Module) -> Tokens | None:
+        """The same tokens at a module beside the branch where the image is whole and without padding: the norm before
+        it, the scale or stochastic depth behind it, or a block that does nothing but cut and paste."""
+        if tokens is None or not tokens.windowed or tokens.block is None:
             return tokens
         called = [(name, child) for name, child in tokens.block.named_children() if self.calls[child].order >= 0]
         called.sort(key=lambda one: self.calls[one[1]].order)
@@ -219,18 +183,15 @@ class _Watched:
         return x.ndim > 2 and x.shape[0] > 0 and x.shape[0] % self.batch == 0
 
     def tokens(self, module: nn.Module, side: str, x: Tensor, axis: int, around: list[nn.Module]) -> Tokens:
-        count = x.numel() // x.shape[axis] // self.batch
+        count, windowed, class_token = x.numel() // x.shape[axis] // self.batch, len(x) != self.batch, False
         arguments = ((holder, i, y) for holder in around for i, y in enumerate(self.calls[holder].arguments))
         whole = ((holder, i) for holder, i, y in arguments if y is not None and y.ndim and len(y) == self.batch)
-        block, argument = next(whole, (None, 0))
-        windowed = len(x) != self.batch
-        class_token = False
         if x.ndim == 3 and axis == 2 and not windowed:
             prefix, has_class = prefix_tokens(around)
             found = layouts_of((self.batch, count, x.shape[2]), self.size, prefixes=(prefix or 0, 0))
             class_token = has_class and bool(found) and found[0].prefix > 0
-        alone = self.calls[module].alone
-        return Tokens(module, side, x.shape[axis], axis, count, windowed, block, argument, class_token, False, alone)
+        place = (module, side, x.shape[axis], axis, count, windowed, *next(whole, (None, 0)))
+        return Tokens(*place, class_token=class_token, alone=self.calls[module].alone)
 
 
 def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence[int] | None) -> _Watched:
@@ -244,10 +205,8 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
     faults: list[Exception] = []
     for channels in image_channels(inner):
         for with_values, batch in ((False, DRY_BATCH), (True, WET_BATCH)):  # some models ask for the values of a tensor
-            watched = _Watched(model, modules, batch, size)
             try:
-                watched.run((batch, channels, *size), with_values)
-                return watched
+                return _Watched(model, modules, (batch, channels, *size), with_values)
             except Exception as error:
                 faults.append(error)
     raise ValueError(
@@ -264,11 +223,7 @@ def _inside_sequences(tokens: Tokens) -> Tokens:
 
 
 def _channel_axis(branch: Candidate, x: Tensor, of_block: Tensor | None) -> int:
-    """Where the channels are in what the branch gives.
-
-    Args:
-        of_block: What the block around it takes. A token mixer may get (B, C, N) where that gets (B, N, C).
-    """
+    """Where the channels are in what a branch gives: a mixer may get (B, C, N) where its block gets (B, N, C)."""
     last = x.ndim - 1
     if isinstance(branch.module, SuperTokenAttention):
         return 1

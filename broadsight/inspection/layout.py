@@ -13,14 +13,11 @@ CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor holds a map (h, w) of the image: as "NCHW", "NHWC" or "NLC", tokens (B, N, C) in raster order.
-
-    `prefix` is the number of tokens before those of the grid: class and register tokens.
-    """
+    """How a tensor holds a map (h, w) of the image: as "NCHW", "NHWC" or "NLC", tokens (B, N, C) in raster order."""
 
     form: str
     grid: tuple[int, int]
-    prefix: int = 0
+    prefix: int = 0  # tokens before those of the grid: class and register tokens
 
     @property
     def places(self) -> int:
@@ -71,8 +68,7 @@ def layouts_of(
 def prefix_tokens(owners: Iterable[Any]) -> tuple[int | None, bool]:
     """How many tokens come before those of the image (None if unknown), and whether a class token is among them.
 
-    Args:
-        owners: A module and all that it is in, from the inside out; the first that says it is right.
+    The first that says it is right of the owners: a module and all that it is in, from the inside out.
     """
     for owner in owners:
         classes = [x for name in CLASS_TOKENS if isinstance(x := getattr(owner, name, None), Tensor)]
@@ -101,8 +97,8 @@ def _grids(count: int, image_size: tuple[int, int]) -> Iterator[tuple[int, int]]
 
 def _fits(grid: tuple[int, int], image_size: tuple[int, int]) -> bool:
     (rows, columns), (height, width) = grid, image_size
-    fits = abs(rows * width - columns * height) < max(height, width)
-    return fits and 0 < rows <= height and 0 < columns <= width
+    in_proportion = abs(rows * width - columns * height) < max(height, width)
+    return in_proportion and 0 < rows <= height and 0 < columns <= width
 
 
 def _skew(grid: tuple[int, int], image_size: tuple[int, int]) -> float:

@@ -21,32 +21,18 @@ from .watch import hooked
 
 Beyond = Callable[[nn.Module, tuple, Any], int]
 
-# Functions that set a tensor to random or constant values, and those that give a tensor of their first argument's shape
-# without any product. Shapes alone take torch a millisecond or more.
-INITIAL_VALUES = tuple(
-    getattr(Tensor, name) for name in ("normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_")
-)
-NO_PRODUCTS = (F.layer_norm, F.batch_norm, F.gelu, F.relu)
-
-
-class _NoInitialValues(TorchFunctionMode):
-    """Skips the initialisation of weights without memory, which changes nothing and takes its time."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in INITIAL_VALUES and args[0].is_meta and not torch.is_grad_enabled():
-            return args[0]
-        return func(*args, **(kwargs or {}))
+IN_PLACE = [getattr(Tensor, f"{name}_") for name in ("normal", "uniform", "erfinv", "mul", "add", "clamp", "fill")]
 
 
 class _NoArithmetic(TorchFunctionMode):
-    """Makes results without memory at once where no product is run: nothing is there to count."""
+    """Makes results without memory at once where no product is run: torch takes its time for shapes alone."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in NO_PRODUCTS and args[0].is_meta:
-            contiguous = func is F.layer_norm
-            return torch.empty_like(
-                args[0], memory_format=torch.contiguous_format if contiguous else torch.preserve_format
-            )
+        if func in IN_PLACE and args[0].is_meta and not torch.is_grad_enabled():  # the initial values of weights
+            return args[0]
+        if func in (F.layer_norm, F.batch_norm, F.gelu, F.relu) and args[0].is_meta:
+            form = torch.contiguous_format if func is F.layer_norm else torch.preserve_format
+            return torch.empty_like(args[0], memory_format=form)
         if func is F.linear and args[0].is_meta:  # without a bias, which is not counted
             return func(*args[:2])
         return func(*args, **(kwargs or {}))
@@ -55,7 +41,7 @@ class _NoArithmetic(TorchFunctionMode):
 @lru_cache(maxsize=32)  # several rows of a table may be of one model, which counting leaves alone
 def blank_model(name: str, **kwargs: Any) -> nn.Module:
     """A timm model without memory for its weights, enough to count with."""
-    with torch.device("meta"), _NoInitialValues():
+    with torch.device("meta"), _NoArithmetic():
         return timm.create_model(name, **kwargs)
 
 
@@ -67,8 +53,7 @@ def executed_macs(model: nn.Module, size: tuple[int, int], in_chans: int = 3) ->
 def count_calls(model: nn.Module, *shapes: Sequence[int], beyond: Beyond | None = None) -> tuple[int, int]:
     """Multiply-accumulates of one call on tensors of the given shapes, and the sum of `beyond` over all modules' calls.
 
-    Args:
-        beyond: Gives, for a module, its inputs and its output, a number to add up.
+    `beyond` gives, for a module, its inputs and its output, a number to add up.
     """
     try:
         if all(x.is_meta for x in (*model.parameters(), *model.buffers())):  # a copy is not needed, and takes its time

@@ -15,19 +15,13 @@ from .watch import hooked
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model keeps a map: in the output of a module.
-
-    Args:
-        item: Number of the map if that is a tuple.
-        name: Path of the module; of the outermost one if several give the very same tensor.
-        said: Whether the model says that this is a map of its features, rather than having the shape of one.
-    """
+    """Where a model keeps a map: in the output of a module."""
 
     module: nn.Module
-    item: int | None
+    item: int | None  # number of the map if the output is a tuple
     layout: Layout
-    name: str = ""
-    said: bool = True
+    name: str = ""  # path of the module; of the outermost one if several give the very same tensor
+    said: bool = True  # whether the model says that this is a map of its features, rather than having the shape of one
 
     def tensor(self, output: Any) -> Tensor:
         return output if self.item is None else output[self.item]
@@ -49,11 +43,8 @@ class Place:
 def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) -> list[Place]:
     """Where the maps of more than one place are found in a pass over one image, the last first.
 
-    A model says what its maps are, not which module gives them: they are recognised by their values, in any layout. For
-    a model that says nothing these are all outputs that may be maps.
-
-    Args:
-        run: A plain pass, in which the modules take part.
+    A model says what its maps are, not which module gives them: they are recognised by their values in a plain `run`,
+    in any layout. For a model that says nothing these are all outputs that may be maps.
     """
     names = {module: name for name, module in model.named_modules()}
     maps: list[tuple[Tensor, float]] | None = None  # with their largest values
@@ -66,8 +57,10 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
         for item, x in tensors_in(output) if maps is not None else ():
             if len(x) != 1:
                 continue
-            if not known and (found := _guessed(model, x, images)) is not None:
-                guesses[Place(module, item, found, name, said=False)] = None
+            if not known and (found := _layout_of(model, x, images)) is not None and min(found.grid) > 1:
+                weights = bool((x >= 0).all()) and torch.allclose(x.sum(-1), torch.ones_like(x[..., 0]), atol=1e-3)
+                if not weights:  # of an attention
+                    guesses[Place(module, item, found, name, said=False)] = None
             for number, (wanted, scale) in enumerate(maps or ()):
                 for form in ("NCHW", "NHWC") if x.ndim == 4 else ("NLC",):
                     place = Place(module, item, Layout(form, (wanted.shape[-2], wanted.shape[-1])), name)
@@ -81,8 +74,7 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
 
     with hooked(names, after=look), torch.no_grad():
         # Both with hooks, with which a model may take another form, with other roundings
-        said = [x for x in feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
-        maps = [(x, float(x.abs().max())) for x in said]
+        maps = [(x, float(x.abs().max())) for x in _feature_maps(model, images) if x.shape[-2] * x.shape[-1] > 1]
         run(images)
     # A stage that gives what its last layer gave is the better name for it, unless other maps are in there too
     for number, inside in around.items():
@@ -94,11 +86,7 @@ def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) ->
 
 
 def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, layer: str) -> Place:
-    """The map that a module gives, by the module's path; found in a pass over one image.
-
-    Raises:
-        ValueError: There is no such module, or what it gives is no map of more than one place.
-    """
+    """The map that a module gives, by the module's path; found in a pass over one image."""
     modules = dict(model.named_modules())
     if not layer or layer not in modules:
         near = nearest(layer, [name for name in modules if name], 3)
@@ -137,16 +125,7 @@ def _layout_of(model: Any, x: Tensor, images: Tensor) -> Layout | None:
     return next((layout for layout in found if layout.places > 1), None)
 
 
-def _guessed(model: Any, x: Tensor, images: Tensor) -> Layout | None:
-    """The layout of an output (1, …) that may be a map: in proportion, and no weights of an attention."""
-    found = _layout_of(model, x, images)
-    if found is None or min(found.grid) < 2:
-        return None
-    weights = bool((x >= 0).all()) and torch.allclose(x.sum(-1), torch.ones_like(x[..., 0]), atol=1e-3)
-    return None if weights else found
-
-
-def feature_maps(model: Any, images: Tensor) -> list[Tensor]:
+def _feature_maps(model: Any, images: Tensor) -> list[Tensor]:
     """What a model says its maps (B, C, h, w) are, lowest level first; nothing if it does not say."""
     try:
         if hasattr(model, "pyramid"):

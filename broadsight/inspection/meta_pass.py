@@ -30,9 +30,7 @@ def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
 def copied(pair: Any, model: nn.Module, with_values: bool) -> Any:
     """A copy of the model, or of a tuple of it and what refers to its modules, that may be edited and costs no memory.
 
-    Args:
-        with_values: Whether the copy shares the model's tensors, for eval mode without gradients; otherwise its
-            parameters and buffers are on the meta device.
+    With values it shares the model's tensors, for eval mode without gradients; without, they are on the meta device.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():

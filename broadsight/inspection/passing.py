@@ -8,13 +8,16 @@ from torch import Tensor, nn
 
 from .meta_pass import in_eval_mode
 
+# (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
+Images = Tensor | Iterable[Any]
 # Called with how many images have passed.
 Seen = Callable[[int], None]
+NO_IMAGES = "images are empty; pass one at least, as (B, C, H, W)"
 
 
 def pass_images(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
+    images: Images,
     *,
     batch_size: int = 8,
     seen: Seen | None = None,
@@ -22,15 +25,8 @@ def pass_images(
 ) -> int:
     """Run a model in eval mode, without gradients, on all images; returns how many there were.
 
-    Args:
-        images: (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
-            They are moved to the model's device and dtype.
-        batch_size: The most images that pass the model at a time.
-        seen: Called after every pass with how many images have passed; for a progress bar.
-        see: Called after every pass with the output, and the rest of the tuple that the images came in.
-
-    Raises:
-        ValueError: There are no images, or they have another form.
+    Images are moved to the model's device and dtype. After every pass `seen` is called with how many images have
+    passed, and `see` with the output and the rest of the tuple that the images came in.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
@@ -39,14 +35,14 @@ def pass_images(
         for batch, rest in batches(images):
             for start in range(0, len(batch), batch_size):
                 part = batch[start : start + batch_size]
-                result = model(moved(part, model))
+                output = model(moved(part, model))
                 if see is not None:
-                    see(result, tuple(x[start : start + batch_size] for x in rest))
+                    see(output, tuple(x[start : start + batch_size] for x in rest))
                 passed += len(part)
                 if seen is not None:
                     seen(passed)
     if not passed:
-        raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
+        raise ValueError(NO_IMAGES)
     return passed
 
 
@@ -56,7 +52,7 @@ def moved(images: Tensor, model: nn.Module) -> Tensor:
     return images.to(like.device, like.dtype)
 
 
-def batches(images: Tensor | Iterable[Any]) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
+def batches(images: Images) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
     """Batches (B, C, H, W) that are not empty, each with the rest of its tuple."""
     if not isinstance(images, Tensor | Iterable):
         raise ValueError(f"images are a {type(images).__name__}; expected (B, C, H, W) or an iterable of such batches")
@@ -71,15 +67,14 @@ def batches(images: Tensor | Iterable[Any]) -> Iterator[tuple[Tensor, tuple[Any,
             yield batch, tuple(rest)
 
 
-def peek(images: Tensor | Iterable[Any]) -> tuple[Tensor, Tensor | Iterable[Any]]:
+def peek(images: Images) -> tuple[Tensor, Images]:
     """One image (1, C, H, W) of those that come, and all of them again: a generator gives its own but once."""
-    if isinstance(images, Tensor) or not isinstance(images, Iterable):
-        first = next(batches(images), None)
-    else:
-        again, ahead = tee(images)
-        first, images = next(batches(ahead), None), again
+    ahead = images
+    if isinstance(images, Iterable) and not isinstance(images, Tensor):
+        images, ahead = tee(images)
+    first = next(batches(ahead), None)
     if first is None:
-        raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
+        raise ValueError(NO_IMAGES)
     return first[0][:1], images
 
 

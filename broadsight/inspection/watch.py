@@ -24,25 +24,22 @@ class Call:
 
 
 class FunctionWatch(TorchFunctionMode):
-    """Shows the torch functions called while this is open, and which modules run; changes nothing.
+    """Shows the torch functions called while this is open, and which of the modules named run; changes nothing.
 
-    What `called` computes is without gradients, and hidden from other watches.
-
-    Args:
-        names: The modules to watch, with their names. Each gets forward hooks while this is open.
+    Each module gets forward hooks while this is open. What `called` computes is without gradients, and hidden from
+    other watches.
     """
 
     functions: Container[Callable] | None = None  # those to show; all if None
 
-    def __init__(self, names: Mapping[nn.Module, str] | None = None):
+    def __init__(self, names: Mapping[nn.Module, str]):
         super().__init__()
-        self.names = names or {}
+        self.names = names
         self.running: list[Call] = []  # outermost first
         self._hooks = ExitStack()
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         """A function was called."""
-        raise NotImplementedError
 
     def begins(self, call: Call) -> None:
         """A watched module is called."""
@@ -99,21 +96,14 @@ def hooked(
     after: Callable[[nn.Module, tuple, Any], None] | None = None,
     always: bool = False,
 ) -> Generator[None, None, None]:
-    """Put forward hooks on some modules for as long as this is open.
+    """Put forward hooks on some modules for as long as this is open: before they run, and after with what they gave.
 
-    Args:
-        before: Called before a module runs, with its arguments.
-        after: Called with what a module gave.
-        always: Whether `after` is called after an error too, with None.
+    With `always`, after an error too, with None.
     """
-    handles: list[Any] = []
-    try:
+    with ExitStack() as hooks:
         for module in modules:
             if before is not None:
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             if after is not None:
-                handles.append(module.register_forward_hook(after, always_call=always))
+                hooks.callback(module.register_forward_hook(after, always_call=always).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -10,27 +10,20 @@ from torch import Tensor
 
 from .layout import layouts_of
 
-# Attributes of timm's blocks and of our attentions that say how a map is cut into windows.
-WINDOWS = ("window_size", "window", "ws", "partition_size")
-# The same for attentions among cells of a map, each of which is one token.
-CELLS = ("cell", "patch")
+# Attributes of timm's blocks and of our attentions that say how a map is cut into windows, or cells of one token each.
+WINDOWS, CELLS = ("window_size", "window", "ws", "partition_size"), ("cell", "patch")
 
-Inputs = dict[Any, list[tuple[int, ...]]]
+Inputs = dict[Any, list[tuple[int, ...]]]  # of modules: shapes of tensors, and pairs of numbers as they are
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A map (H, W) that is padded at the end and cut into windows (h, w), all in raster order.
-
-    Args:
-        shift: How far the map was rolled to the top left before it was padded and cut.
-        spread: The tokens of a window are spread evenly over the map instead, as in MaxViT's grid attention.
-    """
+    """A map (H, W) that is padded at the end and cut into windows (h, w), all in raster order."""
 
     size: tuple[int, int]
     window: tuple[int, int]
-    shift: tuple[int, int] = (0, 0)
-    spread: bool = False
+    shift: tuple[int, int] = (0, 0)  # how far it was rolled to the top left before it was padded and cut
+    spread: bool = False  # tokens of a window are spread evenly over the map instead, as in MaxViT's grid attention
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -41,8 +34,7 @@ class Windows:
         """Values (..., windows, h*w) at their places, (..., H, W)."""
         x = x.unflatten(-1, self.window).unflatten(-3, self.counts)  # ... p q h w
         order = (-2, -4, -1, -3) if self.spread else (-4, -2, -3, -1)
-        lead = range(x.ndim - 4)
-        x = x.permute(*lead, *(x.ndim + i for i in order)).flatten(-4, -3).flatten(-2)
+        x = x.permute(*range(x.ndim - 4), *order).flatten(-4, -3).flatten(-2)
         return x[..., : self.size[0], : self.size[1]].roll(self.shift, (-2, -1))
 
     def inside(self) -> Tensor:
@@ -50,9 +42,8 @@ class Windows:
         (p, q), (h, w) = self.counts, self.window
         whole = torch.zeros(p * h, q * w, dtype=torch.bool)
         whole[: self.size[0], : self.size[1]] = True
-        if self.spread:
-            return whole.view(h, p, w, q).permute(1, 3, 0, 2).reshape(p * q, h * w)
-        return whole.view(p, h, q, w).transpose(1, 2).reshape(p * q, h * w)
+        tokens = whole.view(h, p, w, q).permute(1, 3, 0, 2) if self.spread else whole.view(p, h, q, w).transpose(1, 2)
+        return tokens.reshape(p * q, h * w)
 
 
 def cuts(module: Any) -> bool:
@@ -63,23 +54,16 @@ def cuts(module: Any) -> bool:
 def windows_of(
     owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int], count: int, keys: int
 ) -> Windows | None:
-    """How the map was cut of which an attention sees `count` windows with `keys` tokens each; None if nothing says it.
-
-    Args:
-        owners: The attention and the block around it, which may say it.
-        inputs: What each of them was called with: shapes of tensors, and pairs of numbers as they are.
-    """
+    """How the map was cut of which an attention sees `count` windows with `keys` tokens each, if its owners say it."""
     for owner in owners:
         window = _said(owner, WINDOWS)
-        if window is None or window[0] * window[1] != keys:
+        several = hasattr(owner, "partition_size") and not hasattr(owner, "partition_block")  # ways to cut in one block
+        if window is None or math.prod(window) != keys or several:
             continue
-        spread = hasattr(owner, "partition_size") and not getattr(owner, "partition_block", True)
-        if hasattr(owner, "partition_size") and not hasattr(owner, "partition_block"):
-            continue  # several ways to cut in one block
+        spread = hasattr(owner, "partition_size") and not owner.partition_block
         shift = _pair(getattr(owner, "shift_size", 0)) or (0, 0)
         for size in _map_sizes(owner, inputs, image_size):
-            found = Windows(size, window, (shift[0], shift[1]), spread)
-            if math.prod(found.counts) == count:
+            if math.prod((found := Windows(size, window, shift, spread)).counts) == count:
                 return found
     return None
 
@@ -88,12 +72,10 @@ def cells_of(owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int],
     """The map whose cells are the `keys` tokens of an attention among cells; None if it is none, or they fit."""
     for owner in owners:
         cell = _said(owner, CELLS)
-        if cell is None:
-            continue
-        for size in _map_sizes(owner, inputs, image_size):
-            found = Windows(size, cell)
-            if math.prod(found.counts) == keys and (size[0] % cell[0] or size[1] % cell[1]):
-                return found
+        found = [Windows(size, cell) for size in _map_sizes(owner, inputs, image_size)] if cell else []
+        for one in found:
+            if math.prod(one.counts) == keys and any(n % side for n, side in zip(one.size, one.window, strict=True)):
+                return one
     return None
 
 

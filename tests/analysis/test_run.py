@@ -1,6 +1,7 @@
 """Analyses through the functions: which models and images they are of, what they give, what they refuse."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from PIL import Image
 import broadsight
 from broadsight import analysis
 from broadsight.analysis.images import Batches, images_for, open_images
-from broadsight.analysis.measured_fronts import analyze_front
 from broadsight.analysis.record import heading, plain, record_of
 from broadsight.analysis.request import Request
 from broadsight.analysis.run import analyze
@@ -53,27 +53,18 @@ def pooled(tmp_path_factory, images):
     return folder
 
 
-def images_of(folder, model):
-    """What the model sees of all images of a folder, in order."""
-    subject = model
-    return torch.stack(
-        [
-            torch.as_tensor(subject.transforms.build(False)(Image.open(path).convert("RGB")))
-            for path in sorted(folder.rglob("*.png"))
-        ]
-    )
+def ask(measure, *models, **options):
+    return Request(measure, tuple(map(str, models)), **SMALL | options)
 
 
 def test_entropy_is_that_of_the_function(images, run):
     folder, model = run
-    found = analyze(Request("entropy", (str(folder),), data=str(images), **SMALL | {"batch": 3}))
-    (label,) = found.results
-    assert label == "mine"
-    subject = found.subjects[0]
-    expected = analysis.attention_entropy(model, subject.normalise(images_of(images, subject)))
-    assert {k: float(v) for k, v in found.results[label].items()} == pytest.approx(
-        {k: float(v) for k, v in expected.items()}
-    )
+    found = analyze(ask("entropy", folder, data=str(images), batch=3))
+    (subject,) = found.subjects
+    see = subject.transforms.build(False)
+    seen = [torch.as_tensor(see(Image.open(path).convert("RGB"))) for path in sorted(images.rglob("*.png"))]
+    expected = analysis.attention_entropy(model, subject.normalise(torch.stack(seen)))
+    assert found.results == {"mine": pytest.approx(expected)}
     record = json.loads(json.dumps(record_of(found)))
     assert (record["measure"], record["seed"]) == ("entropy", 0)
     assert record["command"].startswith("broadsight.analyze('entropy', [")
@@ -82,35 +73,32 @@ def test_entropy_is_that_of_the_function(images, run):
     assert inner["weights"] == "run" and inner["input_size"] == [3, SIZE, SIZE]
     assert [layer["name"] for layer in inner["result"]["layers"]] == list(expected)
     assert record["how"]["batch"] == 3 and record["versions"]["torch"] and not record["skipped"]
+    value = {"a": (1, 2.5, float("nan")), 3: [float("inf"), True, None], "t": torch.nn.Identity()}
+    assert plain(value) == {"a": [1, 2.5, None], "3": [None, True, None], "t": "Identity()"}
 
 
 def test_all_models_see_the_same_sample(images, run):
-    asked = Request("variance", (str(run[0]), "test_resnet"), data=str(images), samples=4, seed=1, **RANDOM)
+    asked = ask("variance", run[0], "test_resnet", data=str(images), samples=4, seed=1, pretrained=False)
     subjects = open_subjects(asked)
     assert [one.label for one in subjects] == ["mine", "test_resnet, random weights"]
     found, sources = images_for(asked, analysis.MEASURES["variance"], subjects, {})
     names = [[source.name(i) for i in range(len(source))] for source, _ in sources]
     assert names[0] == names[1] and len(names[0]) == 4
     assert found.description["images"] == 4
-    other = images_for(
-        Request("variance", ("x",), data=str(images), samples=4, seed=5), analysis.MEASURES["variance"], subjects, {}
-    )
+    other = images_for(replace(asked, seed=5), analysis.MEASURES["variance"], subjects, {})
     assert [other[1][0][0].name(i) for i in range(4)] != names[0]
 
 
 def test_random_weights_come_from_the_seed():
     def weights(seed):
-        (one,) = open_subjects(Request("variance", ("test_resnet",), seed=seed, **RANDOM))
+        (one,) = open_subjects(ask("variance", "test_resnet", seed=seed, pretrained=False))
         return next(one.model.parameters())
 
     assert torch.equal(weights(3), weights(3)) and not torch.equal(weights(3), weights(4))
 
 
 def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
-    folder = tmp_path / "flat"
-    folder.mkdir()
-    for number, path in enumerate(sorted(images.rglob("*.png"))):
-        (folder / f"{number}.png").write_bytes(path.read_bytes())
+    folder = fill(tmp_path, flat=7) / "flat"
     (folder / "bad.png").write_text("no image")
     asked = Request("variance", (str(run[0]),), data=str(folder), **SMALL)
     subjects = open_subjects(asked)
@@ -129,62 +117,59 @@ def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
 
 
 def test_scenes_are_so_many_as_asked():
-    subjects = open_subjects(Request("variance", ("test_resnet",), **RANDOM))
-    found = open_images(subjects, "scenes:6", labelled=False)
+    asked = ask("variance", "test_resnet", pretrained=False)
+    subjects = open_subjects(asked)
+    found = open_images(subjects, replace(asked, data="scenes:6"), labelled=False)
     assert len(found.source) == 6 and found.source.name(0).startswith("scenes/val/")
     assert found.description["data"] == "scenes:6" and found.notes == ()
-    found = open_images(subjects, None, labelled=False)
+    found = open_images(subjects, asked, labelled=False)
     assert len(found.source) == 2000 and "built-in scenes" in found.notes[0]
     for wrong in ("scenes:0", "scenes:many", "scenes:-3"):
-        assert "is not a count" in refusal(lambda wrong=wrong: open_images(subjects, wrong, labelled=False))
+        request = replace(asked, data=wrong)
+        assert "is not a count" in refusal(lambda request=request: open_images(subjects, request, labelled=False))
 
 
 def test_pairs_of_images_and_masks_and_lists(tmp_path):
-    subjects = open_subjects(Request("variance", ("test_resnet",), **RANDOM))
+    asked = ask("variance", "test_resnet", data=str(tmp_path), pretrained=False)
+    subjects = open_subjects(asked)
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40)).save(tmp_path / name / "a.png")
-    found = open_images(subjects, str(tmp_path), labelled=False)
+    found = open_images(subjects, asked, labelled=False)
     assert [found.source.name(i) for i in range(len(found.source))] == [f"{tmp_path}/images/a.png"]
     (tmp_path / "list.txt").write_text("images/a.png\n")
-    assert len(open_images(subjects, str(tmp_path / "list.txt"), labelled=False).source) == 1
+    listed = replace(asked, data=str(tmp_path / "list.txt"))
+    assert len(open_images(subjects, listed, labelled=False).source) == 1
 
 
 def test_labels_reach_the_tokens(images, pooled):
-    found = analyze(Request("tokens", (str(pooled),), **SMALL))
+    found = analyze(ask("tokens", pooled))
     (votes,) = found.results.values()
     assert votes.images == 2 and votes.bias in (0.0, 0.5, 1.0)  # a hold-out of one cat and one dog
     assert found.found.description["part"] == "val"
-    unlabelled = analyze(Request("tokens", (str(pooled),), data=str(images / "*" / "00*.png"), **SMALL))
+    unlabelled = analyze(ask("tokens", pooled, data=str(images / "*" / "00*.png")))
     (votes,) = unlabelled.results.values()
     assert votes.images == 7 and votes.bias is None and any("has no labels" in note for note in unlabelled.notes)
 
 
 def test_labels_that_do_not_fit_are_left_out_if_they_can_be(pooled, tmp_path):
     data = str(fill(tmp_path, bird=2, fish=2))
-    found = analyze(Request("tokens", (str(pooled),), data=data, **SMALL))
+    found = analyze(ask("tokens", pooled, data=data))
     assert found.results["test_resnet-map"].bias is None
     assert any("labels are not used: " in note and "bird" in note for note in found.notes)
-    assert "was not trained on: bird, fish" in refusal(
-        lambda: analyze(Request("removal", (str(pooled),), data=data, **SMALL))
-    )
+    assert "was not trained on: bird, fish" in refusal(lambda: analyze(ask("removal", pooled, data=data)))
 
 
 def test_removal_asks_a_classifier_about_labelled_images(images, pooled):
     options = {"fractions": (0.0, 0.5), "saliency": "gradcam"}
-    found = analyze(Request("removal", (str(pooled),), data=str(images), part="all", set=options, **SMALL))
+    found = analyze(ask("removal", pooled, data=str(images), part="all", set=options))
     (curves,) = found.results.values()
     assert curves.images == 7 and curves.fractions == (0.0, 0.5)
     assert found.settings["seed"] == 0 and found.settings["dino_checkpoint"] is None
 
 
-def test_runs_of_one_model_are_called_by_their_folders(pooled):
-    found = analyze(Request("variance", (str(pooled),) * 2, samples=2, **SMALL))
-    assert list(found.results) == ["test_resnet-map, pooled", "test_resnet-map, pooled (2)"]
-
-
 def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
-    found = analyze_front(Request("front", (str(pooled),), **SMALL))
+    found = analyze(Request("front", (str(pooled),), threads=1, device="cpu", size=SIZE))
     assert list(found.results) == ["latency_ms", "macs", "parameters"]
     ((point,),) = [one.points for one in found.results["parameters"].fronts]
     assert (point.x, point.accuracy) == (sum(p.numel() for p in found.subjects[0].model.parameters()), 75.0)
@@ -195,16 +180,8 @@ def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
 
 def test_front_asks_about_data(images, pooled):
     """A model whose bias makes it say cat, and one beside it without a word about its classes."""
-    asked = Request(
-        "front",
-        (str(pooled), "test_resnet"),
-        data=str(images),
-        part="all",
-        set={"x": "macs"},
-        model_args={"num_classes": 2},
-        **RANDOM,
-    )
-    found = analyze_front(asked)
+    options = dict(data=str(images), part="all", set={"x": "macs"}, model_args={"num_classes": 2})
+    found = analyze(Request("front", (str(pooled), "test_resnet"), **options, **RANDOM))
     points = [point for one in found.results["macs"].fronts for point in one.points]
     assert {point.label for point in points} == {"test_resnet-map", "test_resnet, random weights"}
     assert all(round(7 * point.accuracy / 100, 6).is_integer() for point in points)
@@ -213,11 +190,11 @@ def test_front_asks_about_data(images, pooled):
 
 
 def test_front_refusals(run, tmp_path):
-    assert "needs MODEL|RUN" in refusal(lambda: analyze_front(Request("front", ())))
-    assert "needs --data" in refusal(lambda: analyze_front(Request("front", ("test_resnet",), **RANDOM)))
-    assert "none of our models" in refusal(lambda: analyze_front(Request("front", (), set={"paper": "x_*"})))
+    assert "needs MODEL|RUN" in refusal(lambda: analyze(Request("front", ())))
+    assert "needs --data" in refusal(lambda: analyze(ask("front", "test_resnet", pretrained=False)))
+    assert "none of our models" in refusal(lambda: analyze(Request("front", (), set={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
-    assert "holds no accuracy" in refusal(lambda: analyze_front(Request("front", (str(tmp_path / "bad.json"),))))
+    assert "holds no accuracy" in refusal(lambda: analyze(Request("front", (str(tmp_path / "bad.json"),))))
 
 
 def test_an_interrupt_keeps_what_is_done(images, run):
@@ -225,20 +202,22 @@ def test_an_interrupt_keeps_what_is_done(images, run):
         if done > 7:
             raise KeyboardInterrupt
 
-    names = (str(run[0]), "test_vit")
-    found = analyze(Request("entropy", names, data=str(images), **RANDOM | {"batch": 2}), stop)
+    asked = ask("entropy", run[0], "test_vit", data=str(images), batch=2, pretrained=False)
+    found = analyze(asked, stop)
     assert list(found.results) == ["mine"] and found.how["interrupted"]
     assert "interrupted: test_vit, random weights left out" in found.notes
     assert [one["label"] for one in record_of(found)["models"]] == ["mine"]
     assert "RANDOM" not in heading(found)
     with pytest.raises(KeyboardInterrupt):
-        analyze(Request("entropy", names, data=str(images), **RANDOM), lambda done, total, doing: stop(8, total, doing))
+        analyze(asked, lambda done, total, doing: stop(8, total, doing))
 
 
 def test_progress_counts_images_of_all_models(images, run):
+    """And runs of one model are called by their folders."""
     seen = []
-    asked = Request("variance", (str(run[0]),) * 2, data=str(images), **SMALL | {"batch": 4})
-    analyze(asked, lambda done, total, doing: seen.append((done, total)))
+    asked = ask("variance", run[0], run[0], data=str(images), batch=4)
+    found = analyze(asked, lambda done, total, doing: seen.append((done, total)))
+    assert list(found.results) == ["mine, mine", "mine, mine (2)"]
     assert seen == [(0, 14), (4, 14), (7, 14), (7, 14), (11, 14), (14, 14)]
 
 
@@ -246,25 +225,17 @@ def test_progress_counts_images_of_all_models(images, run):
     ("options", "said"),
     [
         (dict(models=()), "needs MODEL|RUN"),
-        (dict(samples=0), "--samples 0; expected 1 or more"),
         (dict(batch=0), "--batch 0; expected 1 or more"),
-        (dict(set={"nothing": 1}), "has no option 'nothing'"),
         (dict(models=("a", "b"), checkpoint="w.pt"), "write NAME@w.pt"),
         (dict(models=("test_vit@missing.safetensors",)), "missing.safetensors"),
-        (dict(measure="tokens"), "test_vit has no multi-token pooling"),
-        (dict(measure="removal", data="FLAT"), "removal needs labelled images"),
         (dict(measure="interaction", set={"target": "label"}, data="FLAT"), "interaction needs labelled images"),
-        (dict(data="EMPTY"), "without images"),
         (dict(data="FLAT", part="val"), "class folders"),
-        (dict(data="nowhere"), "no such data: nowhere"),
         (dict(size=20), "--size 20"),
     ],
 )
-def test_refusals(options, said, images, tmp_path):
-    (tmp_path / "EMPTY").mkdir()
-    places = {"FLAT": str(images / "cat"), "EMPTY": str(tmp_path / "EMPTY")}
-    options = {**dict(measure="entropy", models=("test_vit",), data=str(images)), **RANDOM, **options}
-    options["data"] = places.get(options["data"], options["data"])
+def test_refusals(options, said, images):
+    options = dict(measure="entropy", models=("test_vit",), data=str(images)) | RANDOM | options
+    options["data"] = options["data"].replace("FLAT", str(images / "cat"))
     message = refusal(lambda: analyze(Request(**options)), (ValueError, FileNotFoundError))
     assert said in message and "\n" not in message
 
@@ -273,7 +244,7 @@ def test_too_few_images(run, tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
     (tmp_path / "two.png").write_text("")
     measure = analysis.MEASURES["tokens"]
-    subjects = open_subjects(Request("tokens", (str(run[0]),), **SMALL))
+    subjects = open_subjects(ask("tokens", run[0]))
 
     def found(data, **more):
         return images_for(Request("tokens", (str(run[0]),), data=data, **SMALL, **more), measure, subjects, {})
@@ -286,16 +257,9 @@ def test_too_few_images(run, tmp_path):
 
 def test_channels_must_agree(run, tmp_path):
     grey, _ = leave_run(tmp_path / "grey", model_args={"in_chans": 1})
-    assert "different channels" in refusal(
-        lambda: open_subjects(Request("variance", (str(run[0]), str(grey)), **SMALL))
-    )
-    found = analyze(Request("variance", (str(grey),), data="scenes:2", **SMALL))
+    assert "different channels" in refusal(lambda: open_subjects(ask("variance", run[0], grey)))
+    found = analyze(ask("variance", grey, data="scenes:2"))
     assert found.results["grey"].images == 2
-
-
-def test_plain():
-    value = {"a": (1, 2.5, float("nan")), 3: [float("inf"), True, None], "t": torch.nn.Identity()}
-    assert plain(value) == {"a": [1, 2.5, None], "3": [None, True, None], "t": "Identity()"}
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch):

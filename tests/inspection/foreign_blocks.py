@@ -11,6 +11,8 @@ from timm.models.mvitv2 import MultiScaleVitCfg
 from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
+from tests.analysis.measures.toy_models import Made
+
 VIT = dict(depth=2, embed_dim=48, num_heads=3)
 NAMED = dict(
     eva02=("eva02_tiny_patch14_224", 56, VIT),
@@ -41,89 +43,68 @@ MORE = CLASSES | {
 SIDE = 32
 
 
-class SpatialReductionAttention(nn.Module):
+def reduced(self: Made, x: Tensor, H: int, W: int) -> Tensor:
     """Queries from all tokens, keys and values from a smaller map, as in PVT. (B, N, C), H, W -> (B, N, C)."""
-
-    def __init__(self, dim: int, ratio: int):
-        super().__init__()
-        self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
-        self.sr = nn.Conv2d(dim, dim, ratio, ratio)
-        self.norm, self.proj = nn.LayerNorm(dim), nn.Linear(dim, dim)
-        self.proj_drop = nn.Dropout(0.0)
-
-    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
-        B, N, C = x.shape
-        grid = x[:, N - H * W :].mT.reshape(B, C, H, W)
-        k, v = self.kv(self.norm(self.sr(grid).flatten(2).mT)).chunk(2, -1)
-        return self.proj_drop(self.proj((self.q(x) @ k.mT / C**0.5).softmax(-1) @ v))
+    B, N, C = x.shape
+    grid = x[:, N - H * W :].mT.reshape(B, C, H, W)
+    k, v = self.kv(self.norm(self.sr(grid).flatten(2).mT)).chunk(2, -1)
+    return self.proj_drop(self.proj((self.q(x) @ k.mT / C**0.5).softmax(-1) @ v))
 
 
-class PvtBlock(nn.Module):
-    def __init__(self, dim: int, ratio: int):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attn, self.mlp = SpatialReductionAttention(dim, ratio), Mlp(dim, 2 * dim)
+def pvt_block(dim: int, ratio: int) -> nn.Module:
+    parts = dict(q=nn.Linear(dim, dim), kv=nn.Linear(dim, 2 * dim), sr=nn.Conv2d(dim, dim, ratio, ratio))
+    parts |= dict(norm=nn.LayerNorm(dim), proj=nn.Linear(dim, dim), proj_drop=nn.Dropout(0.0))
 
-    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
+    def forward(self: Made, x: Tensor, H: int, W: int) -> Tensor:
         x = x + self.attn(self.norm1(x), H, W)
         return x + self.mlp(self.norm2(x))
 
+    norms = dict(norm1=nn.LayerNorm(dim), norm2=nn.LayerNorm(dim))
+    return Made(forward, **norms, attn=Made(reduced, **parts), mlp=Mlp(dim, 2 * dim))
 
-class Pvt(nn.Module):
+
+def pvt() -> nn.Module:
     """In the manner of PVT's first version: the class token joins in the last stage."""
+    parts = dict(img_size=SIDE, patch_embed1=nn.Conv2d(3, 16, 4, 4), patch_embed2=nn.Conv2d(16, 24, 2, 2))
+    parts |= dict(block1=pvt_block(16, 4), block2=pvt_block(24, 2), cls_token=nn.Parameter(torch.zeros(1, 1, 24)))
 
-    img_size = SIDE
-
-    def __init__(self):
-        super().__init__()
-        self.patch_embed1, self.patch_embed2 = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 24, 2, 2)
-        self.block1, self.block2 = PvtBlock(16, 4), PvtBlock(24, 2)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, 24))
-        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self: Made, x: Tensor) -> Tensor:
         x = self.patch_embed1(x)
         x = self.block1(x.flatten(2).mT, x.shape[2], x.shape[3]).mT.unflatten(2, x.shape[2:])
         x = self.patch_embed2(x)
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), x.flatten(2).mT], 1)
         return self.head(self.norm(self.block2(tokens, x.shape[2], x.shape[3]))[:, 0])
 
+    return Made(forward, **parts, norm=nn.LayerNorm(24), head=nn.Linear(24, 5))
 
-class Attention(nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+def attention(dim: int) -> nn.Module:
+    def forward(self: Made, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
         return self.proj((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v)
 
-
-class LocalityFeedForward(nn.Module):
-    """Convolutions, and the residual inside. (B, C, H, W) -> (B, C, H, W)."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-        hidden = 2 * dim
-        widen = nn.Conv2d(dim, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.Hardswish()
-        mix = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False), nn.BatchNorm2d(hidden), nn.Hardswish()
-        self.conv = nn.Sequential(*widen, *mix, nn.Conv2d(hidden, dim, 1, bias=False), nn.BatchNorm2d(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x)
+    return Made(forward, qkv=nn.Linear(dim, 3 * dim), proj=nn.Linear(dim, dim))
 
 
-class LocalBlock(nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.norm1, self.attn, self.conv = nn.LayerNorm(dim), Attention(dim), LocalityFeedForward(dim)
+class LocalityFeedForward(Made):
+    """Known as an MLP by its name alone."""
 
-    def forward(self, x: Tensor) -> Tensor:
+
+def local_block(dim: int) -> nn.Module:
+    """An attention, and convolutions with the residual inside, (B, C, H, W) -> (B, C, H, W)."""
+    hidden = 2 * dim
+    widen = nn.Conv2d(dim, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.Hardswish()
+    mix = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False), nn.BatchNorm2d(hidden), nn.Hardswish()
+    layers = nn.Sequential(*widen, *mix, nn.Conv2d(hidden, dim, 1, bias=False), nn.BatchNorm2d(dim))
+
+    def forward(self: Made, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
         first, grid = x.split([1, x.shape[1] - 1], 1)
         side = int(grid.shape[1] ** 0.5)
-        grid = self.conv(grid.mT.unflatten(2, (side, side))).flatten(2).mT
-        return torch.cat([first, grid], 1)
+        return torch.cat([first, self.conv(grid.mT.unflatten(2, (side, side))).flatten(2).mT], 1)
+
+    conv = LocalityFeedForward(lambda self, x: x + self.conv(x), conv=layers)
+    return Made(forward, norm1=nn.LayerNorm(dim), attn=attention(dim), conv=conv)
 
 
 class TokenModel(nn.Module):
@@ -145,19 +126,15 @@ class TokenModel(nn.Module):
         return self.head(self.blocks(x).mean(1))
 
 
-class Residual(nn.Module):
+class Residual(Made):
     """x + mlp(x), with any MLP."""
 
     def __init__(self, mlp: nn.Module):
-        super().__init__()
-        self.mlp = mlp
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.mlp(x)
+        super().__init__(lambda self, x: x + self.mlp(x), mlp=mlp)
 
 
 def local_vit() -> nn.Module:
-    return TokenModel(LocalBlock(16), LocalBlock(16))
+    return TokenModel(local_block(16), local_block(16))
 
 
 def torchvision_vit() -> nn.Module:
@@ -170,4 +147,4 @@ def torchvision_swin() -> nn.Module:
     return SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4], stochastic_depth_prob=0.0, num_classes=5)
 
 
-FOREIGN = dict(pvt=Pvt, local_vit=local_vit, torchvision_vit=torchvision_vit, torchvision_swin=torchvision_swin)
+FOREIGN = dict(pvt=pvt, local_vit=local_vit, torchvision_vit=torchvision_vit, torchvision_swin=torchvision_swin)

@@ -5,35 +5,26 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from broadsight.inspection.attention import AttentionWatch, find_attention, watch_attention
 from broadsight.inspection.attention_rows import Rows
+from tests.analysis.measures.toy_models import Attends
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
 from tests.zoo import shallow
 
 
-class Attends(nn.Module):
-    """Attention of an image's rows, written out or fused, in a module that keeps nothing else."""
-
-    def __init__(self, fused: bool = True):
-        super().__init__()
-        self.attn = nn.Module()
-        self.attn.qkv, self.attn.num_heads = nn.Identity(), 2
-        self.attn.forward = self.attend
-        self.fused = fused
-
-    def attend(self, x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(x, x, x) if self.fused else (x * 8**-0.5 @ x.mT).softmax(-1) @ x
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attn(x)
+def attends(fused: bool = True) -> Attends:
+    """Attention of an image's rows, written out or fused."""
+    if fused:
+        return Attends(lambda x: F.scaled_dot_product_attention(x, x, x), heads=2)
+    return Attends(lambda x: (x * 8**-0.5 @ x.mT).softmax(-1) @ x, heads=2)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_watch__has_the_name_the_rows_and_the_module(fused):
-    x, found, model = torch.randn(3, 2, 5, 8), [], Attends(fused)
+    x, found, model = torch.randn(3, 2, 5, 8), [], attends(fused)
 
     def see(name: str, rows: Rows, module: nn.Module) -> None:
         assert name == "attn" and module is model.attn and rows.shape == (3, 2, 5, 5) and rows.head_axis == 1
@@ -45,7 +36,7 @@ def test_watch__has_the_name_the_rows_and_the_module(fused):
 
 
 def test_capture__has_the_calls_that_run_and_soft_maxes_over_any_axis():
-    model, x, found, begun = Attends(fused=False), torch.randn(3, 6, 5), [], []
+    model, x, found, begun = attends(fused=False), torch.randn(3, 6, 5), [], []
     model.attn.forward = lambda x: x.softmax(1)
 
     def see(calls, rows: Rows) -> None:
@@ -100,7 +91,7 @@ def test_outputs__are_the_same_to_the_bit(name, layout):
 
 
 def test_hooks__are_gone_also_after_an_error():
-    model, x = Attends(), torch.randn(1, 2, 5, 8)
+    model, x = attends(), torch.randn(1, 2, 5, 8)
 
     def fails(*_) -> None:
         raise RuntimeError("seen enough")
@@ -112,5 +103,6 @@ def test_hooks__are_gone_also_after_an_error():
         ):
             model(x)
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        assert torch.overrides._get_current_function_mode() is None
         with watch_attention(model, lambda name, *_: None if name == "attn" else pytest.fail(name)):
             model(x)  # numbered from the start again

@@ -26,7 +26,7 @@ def test_rows__are_the_weights(rows_of, limit, monkeypatch):
     x = torch.randn(3, 2, 5, 8)
     rows, whole, found = rows_of(x), by_hand(x), torch.full((3, 2, 5, 5), torch.nan)
     assert rows.shape == found.shape and rows.axis == -1
-    for images, queries, logits, weights, _ in rows:
+    for images, queries, logits, weights in rows.with_weights():
         assert torch.allclose(logits.softmax(-1), weights)
         found[images, ..., queries, :] = weights
     counted = torch.rand(3, 2, 5, 1) < 0.5

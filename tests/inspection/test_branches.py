@@ -12,7 +12,8 @@ import broadsight
 from broadsight.inspection.branches import Branch, Tokens, find_branches
 from broadsight.layers import ChannelMlp, PartialAttention
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
-from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Attention, Residual, TokenModel
+from tests.analysis.measures.toy_models import Made
+from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenModel, attention
 from tests.inspection.timm_models import SHRUNK, created
 
 OWN = {
@@ -26,16 +27,13 @@ OWN = {
 def without_content(name: str, **options) -> nn.Module:
     """On the meta device, shrunk where a table says how."""
     with torch.device("meta"):
-        if name in MORE:
-            return MORE[name][0](**options)
+        if name in OWN or name in MORE:
+            return (OWN.get(name) or MORE[name][0])(**options)
         return timm.create_model(name, **{**SHRUNK.get(name, {}), **options})
 
 
 @cache
 def branches_of(name: str) -> list[Branch]:
-    if name in OWN:
-        with torch.device("meta"):
-            return find_branches(OWN[name]())
     return find_branches(without_content(name), image_size=MORE[name][1] if name in MORE else None)
 
 
@@ -47,19 +45,23 @@ def places(branch: Branch) -> list[Tokens]:
     return [tokens for tokens in (branch.front, branch.mid, branch.end) if tokens is not None]
 
 
-def traces(model: nn.Module) -> dict:
-    """All that looking could leave behind."""
-    return {
-        name: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks), m.training)
-        for name, m in model.named_modules()
-    }
+def assert_untouched(model: nn.Module, look) -> None:
+    """Nothing of what looking could leave behind is in a model."""
 
+    def traces() -> list:
+        hooks = [(m._forward_hooks, m._forward_pre_hooks, m._backward_hooks) for m in model.modules()]
+        return [tuple(map(len, some)) for some in hooks] + [m.training for m in model.modules()]
 
-# ---- how many
+    before, state = traces(), {key: value.clone() for key, value in model.state_dict(keep_vars=True).items()}
+    look()
+    assert traces() == before
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(p.device.type == "cpu" and p.grad is None for p in model.parameters())
+
 
 # How many attention and MLP branches each model has.
 KNOWN = {
-    (0, 0): "resnet10t test_resnet densenet121 test_nfnet tinynet_e starnet_s050",
+    (0, 0): "resnet10t test_resnet densenet121 test_nfnet tinynet_e starnet_s050 gcresnet33ts mambaout_femto",
     (0, 12): "poolformer_s12",
     (0, 4): "fastvit_t8",
     (0, 5): "convnext_atto",
@@ -84,7 +86,6 @@ SLOW = ("tiny_vit_5m_224", "mvitv2_tiny", "efficientformerv2_s0", "edgenext_xx_s
 
 
 def counted(branches: list[Branch]) -> tuple[int, ...]:
-    """Attention and MLP branches."""
     return tuple(sum(branch.kind == kind for branch in branches) for kind in ("attn", "mlp"))
 
 
@@ -103,19 +104,12 @@ def test_counts__of_others(name):
     assert counted(find_branches(FOREIGN[name](), image_size=SIDE)) == expected
 
 
-def test_counts__none_without_running():
+def test_counts__grow_with_the_depth():
     """A model without candidates is not even run: this one could not be."""
     assert find_branches(nn.Conv2d(3, 4, 3)) == [] and find_branches(resnet18()) == []
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_counts__grow_with_the_depth(depth):
-    branches = find_branches(without_content("test_vit", depth=depth))
-    names = [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
-    assert [branch.name for branch in branches] == names
-
-
-# ---- single tokens, gates and whatever else only looks like a branch
+    for depth in (1, 3):
+        names = [branch.name for branch in find_branches(without_content("test_vit", depth=depth))]
+        assert names == [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +123,8 @@ def test_counts__grow_with_the_depth(depth):
         ("swinv2_cr_tiny_224", dict(depths=(1, 1, 1, 1)), "meta_mlp"),
         ("swinv2", {}, "cpb_mlp"),
         ("maxvit_tiny_tf_224", {}, "head"),
+        ("maxvit_tiny_tf_224", dict(global_pool=""), "head"),  # it gives a map then, which are no tokens of a block
+        ("partialformer", {}, "channel_mlp"),
     ],
 )
 def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
@@ -139,68 +135,37 @@ def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
     assert [branch.name for branch in branches if part in branch.name.split(".")] == []
 
 
-@pytest.mark.parametrize("name", ["gcresnet33ts", "mambaout_femto"])
-def test_left_out__squeeze_and_context_gates(name):
-    assert branches_of(name) == []
-
-
-def test_left_out__a_head_without_pooling():
-    """It gives a map then, which are no tokens of a block."""
-    names = [branch.name for branch in find_branches(without_content("maxvit_tiny_tf_224", global_pool=""))]
-    assert [name for name in names if name.startswith("head")] == []
-
-
-def test_left_out__gate_inside_partial_attention():
-    branches = branches_of("partialformer")
-    assert {type(branch.module) for branch in branches if branch.kind == "attn"} == {PartialAttention}
-    assert [branch.name for branch in branches if "channel_mlp" in branch.name] == []
-
-
 @pytest.mark.parametrize("pool", ["map", "cap", "gap"])
 def test_left_out__the_swapped_pool(pool):
     model = broadsight.swap_pool(created("test_vit"), pool)
     branches = find_branches(model)
-    # The last map is the last block's: none is cut off.
-    assert [branch.name for branch in branches] == [
-        f"backbone.blocks.{i}.{k}" for i in range(6) for k in ("attn", "mlp")
-    ]
+    names = [f"backbone.blocks.{i}.{k}" for i in range(6) for k in ("attn", "mlp")]
+    assert [branch.name for branch in branches] == names  # the last map is the last block's: none is cut off
     assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
 
 
-# ---- layouts
+# By the axes of channels at front, mid and end.
+AXES = {
+    (2, 2, 2): "test_vit.attn test_vit.mlp mixer_s32_224.mlp levit_128s.mlp",
+    (3, 3, 3): (
+        "test_convnext.mlp maxvit_tiny_tf_224.attn nest.attn stvit.mlp emsnet.attn emsnet.mlp mat.mlp partialformer.mlp"
+    ),
+    (1, 1, 1): "convnext_atto.mlp poolformer_s12.mlp coatnet_pico_rw_224.attn",
+    (1, None, 1): "mixer_s32_224.attn gmixer.attn resmlp_12_224.attn",
+    (None, 2, 2): "vit_parallel.attn vit_parallel.mlp",
+    (1, 2, 1): "swiftformer_xs.attn",
+    (2, None, 2): "partialformer.attn",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "axes"),
-    [
-        ("test_vit", "attn", (2, 2, 2)),
-        ("test_vit", "mlp", (2, 2, 2)),
-        ("test_convnext", "mlp", (3, 3, 3)),
-        ("convnext_atto", "mlp", (1, 1, 1)),
-        ("poolformer_s12", "mlp", (1, 1, 1)),
-        ("maxvit_tiny_tf_224", "attn", (3, 3, 3)),
-        ("coatnet_pico_rw_224", "attn", (1, 1, 1)),
-        ("mixer_s32_224", "attn", (1, None, 1)),
-        ("mixer_s32_224", "mlp", (2, 2, 2)),
-        ("gmixer", "attn", (1, None, 1)),
-        ("resmlp_12_224", "attn", (1, None, 1)),
-        ("nest", "attn", (3, 3, 3)),
-        ("levit_128s", "mlp", (2, 2, 2)),
-        ("vit_parallel", "attn", (None, 2, 2)),
-        ("vit_parallel", "mlp", (None, 2, 2)),
-        ("swiftformer_xs", "attn", (1, 2, 1)),
-        ("stvit", "mlp", (3, 3, 3)),
-        ("emsnet", "attn", (3, 3, 3)),
-        ("emsnet", "mlp", (3, 3, 3)),
-        ("mat", "mlp", (3, 3, 3)),
-        ("partialformer", "attn", (2, None, 2)),
-        ("partialformer", "mlp", (3, 3, 3)),
-    ],
-)
-def test_layout__of_timm_and_ours(name, kind, axes):
-    for branch in found(name, kind):
+@pytest.mark.parametrize(("name", "axes"), [(name, axes) for axes, names in AXES.items() for name in names.split()])
+def test_layout__of_timm_and_ours(name, axes):
+    branches = found(*name.split("."))
+    for branch in branches:
         got = tuple(tokens and tokens.channel_axis for tokens in (branch.front, branch.mid, branch.end))
         assert got == axes, branch.name
+    if name == "partialformer.attn":
+        assert {type(branch.module) for branch in branches} == {PartialAttention}
 
 
 def test_layout__super_tokens_have_a_middle_only_where_each_is_a_pixel():
@@ -218,26 +183,16 @@ def test_channels__and_counts_of_a_vit():
 
 def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
     """Seven channels on maps of 7x7 and tokens as many as channels: the shapes alone would not tell."""
+    parts = dict(img_size=28, stem=nn.Conv2d(3, 7, 4, 4), tokens=nn.Conv2d(7, 49, 1))
+    parts["mlp"] = nn.Sequential(nn.Conv2d(7, 7, 1), nn.GELU(), nn.Conv2d(7, 7, 1))
+    parts["ffn"] = nn.Sequential(nn.Linear(49, 49), nn.GELU(), nn.Linear(49, 49))
 
-    class Square(nn.Module):
-        img_size = 28
+    def forward(self: Made, x: Tensor) -> Tensor:
+        return self.ffn(self.tokens(self.mlp(self.stem(x))).flatten(2).mT)
 
-        def __init__(self):
-            super().__init__()
-            self.stem = nn.Conv2d(3, 7, 4, 4)
-            self.mlp = nn.Sequential(nn.Conv2d(7, 7, 1), nn.GELU(), nn.Conv2d(7, 7, 1))
-            self.tokens = nn.Conv2d(7, 49, 1)
-            self.ffn = nn.Sequential(nn.Linear(49, 49), nn.GELU(), nn.Linear(49, 49))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.ffn(self.tokens(self.mlp(self.stem(x))).flatten(2).mT)
-
-    first, second = find_branches(Square())
+    first, second = find_branches(Made(forward, **parts))
     assert [tokens.channel_axis for tokens in places(first)] == [1, 1, 1]
     assert [tokens.channel_axis for tokens in places(second)] == [2, 2, 2]
-
-
-# ---- class tokens
 
 
 WITH_CLASS_TOKEN = (
@@ -264,26 +219,17 @@ def test_class_token__is_where_the_model_puts_one(name, options, expected):
     assert branches and {tokens.class_token for branch in branches for tokens in places(branch)} == {expected}
 
 
-def test_class_token__joins_late():
-    branches = branches_of("convit")
-    expected = {branch.name: branch.name.startswith("blocks.2.") for branch in branches}
-    assert {branch.name: branch.end.class_token for branch in branches} == expected and any(expected.values())
-
-
-def test_class_token__of_the_outer_tokens_alone():
+def test_class_token__of_some_branches_alone():
+    """It joins late, or is among the outer tokens, or is split off for convolutions."""
+    late = {branch.name: branch.end.class_token for branch in branches_of("convit")}
+    assert late == {name: name.startswith("blocks.2.") for name in late} and any(late.values())
     for branch in branches_of("tnt"):
         inner = branch.name.endswith("_in")
         assert (branch.end.class_token, branch.end.windowed) == (not inner, inner)
-
-
-def test_class_token__of_others():
     late = {branch.name: branch.end.class_token for branch in find_branches(FOREIGN["pvt"]())}
     assert late == {"block1.attn": False, "block1.mlp": False, "block2.attn": True, "block2.mlp": True}
     split = [(branch.kind, branch.end.class_token) for branch in find_branches(FOREIGN["local_vit"]())]
     assert split == [("attn", True), ("mlp", False)] * 2
-
-
-# ---- windows
 
 
 @pytest.mark.parametrize(
@@ -321,55 +267,37 @@ def test_windows__a_place_that_serves_two_branches_is_none():
             assert branch.end.windowed and branch.end.module is branch.module.proj
 
 
-@pytest.mark.parametrize("name", ["davit", "mobilevit_xxs"])
-def test_windows__by_the_kind_of_block(name):
-    for branch in found(name, "attn"):
-        expected = name == "mobilevit_xxs" or type(branch.module).__name__ == "WindowAttention"
-        assert branch.mid.windowed == expected, branch.name
-
-
-def test_windows__inside_our_attention_that_gives_whole_maps():
-    """The middle sees windows in every stage: where there is one alone, a larger image has several."""
-    branches = found("mat", "attn")
-    assert [branch.end.windowed for branch in branches] == [False, False]
-    assert [branch.mid.windowed for branch in branches] == [True, True]
+def test_windows__by_the_kind_of_block():
+    for branch in [*found("davit", "attn"), *found("mobilevit_xxs", "attn")]:
+        channels = type(branch.module).__name__ == "ChannelAttention"
+        assert branch.mid.windowed != channels, branch.name
+    # Inside ours, which gives whole maps, in every stage: where there is one window alone, a larger image has several
+    assert [(branch.end.windowed, branch.mid.windowed) for branch in found("mat", "attn")] == [(False, True)] * 2
 
 
 @pytest.mark.parametrize("name", ["test_vit", "pvt_v2_b0", "hiera_tiny_224", "nest", "twins"])
 def test_windows__none_where_the_batch_is_whole(name):
-    for branch in branches_of(name):
-        assert not any(tokens.windowed for tokens in places(branch))
+    assert not any(tokens.windowed for branch in branches_of(name) for tokens in places(branch))
 
 
-# ---- whatever model
-
-
-def test_models__features_only():
-    getter = timm.create_model("test_vit", features_only=True)
-    assert [branch.name for branch in find_branches(getter)][:2] == ["model.blocks.0.attn", "model.blocks.0.mlp"]
-    assert {branch.end.class_token for branch in find_branches(getter)} == {True}
+def test_models__features_only_and_other_channels():
+    assert [len(find_branches(created("test_vit", in_chans=count))) for count in (1, 4)] == [12, 12]
+    branches = find_branches(timm.create_model("test_vit", features_only=True))
+    assert [branch.name for branch in branches][:2] == ["model.blocks.0.attn", "model.blocks.0.mlp"]
+    assert {branch.end.class_token for branch in branches} == {True}
     listed = timm.create_model("test_convnext", features_only=True)
     assert len(find_branches(listed)) == len(found("test_convnext", "mlp")) == 9
-
-
-@pytest.mark.parametrize("in_chans", [1, 4])
-def test_models__other_channels(in_chans):
-    assert len(find_branches(created("test_vit", in_chans=in_chans))) == 12
 
 
 def test_models__values_that_are_asked_for():
     """A model that cannot run without arithmetic is run with it."""
 
-    class Asking(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mlp = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.mlp(x) if x.abs().sum() >= 0 else x
+    def asks(self: Made, x: Tensor) -> Tensor:
+        return x + self.mlp(x) if x.abs().sum() >= 0 else x
 
     for dtype in (torch.float32, torch.float64):
-        (branch,) = find_branches(TokenModel(Asking(), dim=16).to(dtype))
+        mlp = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
+        (branch,) = find_branches(TokenModel(Made(asks, mlp=mlp)).to(dtype))
         assert branch.end.count == 17 and branch.end.class_token
 
 
@@ -386,26 +314,15 @@ def test_models__convolutions_of_a_local_block():
     """The residual connection is inside: the branch is what is added to it."""
     model = FOREIGN["local_vit"]()
     first = next(branch for branch in find_branches(model) if branch.kind == "mlp")
-    assert first.name == "blocks.0.conv.conv" and first.module is model.blocks[0].conv.conv
-    assert first.projection is first.module[6]
+    conv = model.blocks[0].conv.conv
+    assert (first.name, first.module, first.projection) == ("blocks.0.conv.conv", conv, conv[6])
     assert [tokens.module for tokens in places(first)] == [first.module[0], first.module[6], first.module[7]]
 
 
 def test_models__given_by_keyword():
     """Tokens that an attention gets by name are tokens as well."""
-
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attn = Attention(16)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.attn(x=x)
-
-    assert [branch.name for branch in find_branches(TokenModel(Named()))] == ["blocks.0.attn"]
-
-
-# ---- no trace
+    block = Made(lambda self, x: x + self.attn(x=x), attn=attention(16))
+    assert [branch.name for branch in find_branches(TokenModel(block))] == ["blocks.0.attn"]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -413,45 +330,18 @@ def test_models__given_by_keyword():
 def test_trace__looking_leaves_none(name, training):
     model = created(name).train(training)
     next(model.children()).train(not training)
-    before, state = traces(model), {key: value.clone() for key, value in model.state_dict(keep_vars=True).items()}
-    find_branches(model)
-    assert traces(model) == before
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert all(p.device.type == "cpu" and p.grad is None for p in model.parameters())
+    assert_untouched(model, lambda: find_branches(model))
 
 
 @pytest.mark.parametrize("name", ["convit", "eva02", "levit_128s", "twins", "volo", "dinov3"])
 @torch.no_grad()
 def test_trace__the_model_runs_as_before(name):
-    torch.manual_seed(0)
     make, side = MORE.get(name) or (lambda: created(name), 224)
-    model, fresh = make().eval(), make().eval()
-    x = torch.randn(1, 3, side, side)
+    model, fresh, x = make().eval(), make().eval(), torch.randn(1, 3, side, side)
     fresh.load_state_dict(model.state_dict())
-    find_branches(fresh, image_size=side)
-    assert torch.equal(fresh(x), model(x))
-    find_branches(model, image_size=side)
-    assert torch.equal(fresh(x), model(x))
-
-
-def test_trace__a_failed_look_leaves_none():
-    model = created("vit_tiny_patch16_224").train()
-    model.blocks[3].eval()
-    before = traces(model)
-    model.patch_embed.strict_img_size, model.dynamic_img_size, model.patch_embed.dynamic_img_pad = True, False, False
-    with pytest.raises(ValueError, match="does not run on images of 50x70"):
-        find_branches(model, image_size=(50, 70))
-    assert traces(model) == before
-
-
-class Broken(nn.Module):
-    def __init__(self, fault: Exception):
-        super().__init__()
-        self.fault = fault
-        self.mlp = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise self.fault
+    for looked_into in (fresh, model):  # before it has run, and after
+        find_branches(looked_into, image_size=side)
+        assert torch.equal(fresh(x), model(x))
 
 
 @pytest.mark.parametrize(
@@ -463,10 +353,18 @@ class Broken(nn.Module):
     ],
 )
 def test_refused__models_that_do_not_run(fault, reason):
-    words = rf"^Broken does not run on images of 224x224 \({reason}\); pass the image_size that it was built for$"
-    with pytest.raises(ValueError, match=words) as error:
-        find_branches(Broken(fault))
-    assert "\n" not in str(error.value) and repr(error.value.__cause__) == repr(fault)
+    words = rf"^Made does not run on images of 224x224 \({reason}\); pass the image_size that it was built for$"
+
+    def look() -> None:
+        with pytest.raises(ValueError, match=words) as error:
+            find_branches(model)
+        assert "\n" not in str(error.value) and repr(error.value.__cause__) == repr(fault)
+
+    def fails(self: Made, x: Tensor) -> Tensor:
+        raise fault
+
+    model = Made(fails, mlp=nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))).train()
+    assert_untouched(model, look)
 
 
 @pytest.mark.parametrize("size", [32, (32, 32), [32, 32]])

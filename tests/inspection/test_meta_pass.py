@@ -5,32 +5,24 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from broadsight.inspection.meta_pass import (
-    copied,
-    image_channels,
-    image_size,
-    in_eval_mode,
-    undisturbed,
-)
+from broadsight.inspection.meta_pass import copied, image_channels, image_size, in_eval_mode, undisturbed
+from tests.analysis.measures.toy_models import Made
 
 
-class Remembers(nn.Module):
+def remembers() -> nn.Module:
     """Keeps what it saw, as some attentions keep their positions."""
 
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 4)
-        self.register_buffer("offset", torch.ones(4))
-        self.seen: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = self.linear(x) + self.offset
-        self.calls = len(x)
+    def forward(self: Made, x: Tensor) -> Tensor:
+        self.seen, self.calls = self.linear(x) + self.offset, len(x)
         return self.seen
+
+    model = Made(forward, linear=nn.Linear(3, 4), seen=None)
+    model.register_buffer("offset", torch.ones(4))
+    return model
 
 
 def test_undisturbed__attributes_are_as_before_after_an_error_too():
-    model = Remembers()
+    model = remembers()
     kept = model.linear.weight
     with pytest.raises(ZeroDivisionError), undisturbed(model):
         model(torch.randn(2, 3))
@@ -41,13 +33,11 @@ def test_undisturbed__attributes_are_as_before_after_an_error_too():
 
 
 def test_copied__without_values_or_with_the_same_tensors():
-    model = Remembers()
+    model = remembers()
     model.linear.bias.requires_grad_(False)
     blank, linear = copied((model, model.linear), model, with_values=False)
-    assert {name: p.requires_grad for name, p in blank.named_parameters()} == {
-        "linear.weight": True,
-        "linear.bias": False,
-    }
+    learning = {name: p.requires_grad for name, p in blank.named_parameters()}
+    assert learning == {"linear.weight": True, "linear.bias": False}
     assert all(x.is_meta for x in blank.state_dict().values()) and linear is blank.linear is not model.linear
     assert blank(torch.empty(5, 3, device="meta")).shape == (5, 4) and model.seen is None
     same = copied(model, model, with_values=True)
@@ -87,10 +77,6 @@ def test_image_size__recorded_or_trained_on(name, options, size):
     assert image_size(timm.create_model(name, device="meta", **options)) == size
 
 
-def test_image_size__nothing_known():
-    assert image_size(nn.Linear(2, 2)) == (224, 224)
-
-
-def test_image_channels__of_the_first_convolution():
+def test_image_channels__of_the_first_convolution_or_what_is_usual():
     assert image_channels(timm.create_model("resnet10t", in_chans=5, device="meta"))[0] == 5
-    assert image_channels(nn.Linear(2, 2)) == [3]
+    assert (image_channels(nn.Linear(2, 2)), image_size(nn.Linear(2, 2))) == ([3], (224, 224))

@@ -38,17 +38,17 @@ def test_hooked__goes_after_an_error(always):
 def test_function_watch__is_hidden_from_others_and_builds_no_graph():
     class Doubles(FunctionWatch):
         def __init__(self):
-            super().__init__()
-            self.names, self.made = [], []
+            super().__init__({})
+            self.shown, self.made = [], []
 
         def called(self, func, args, kwargs, result) -> None:
-            self.names.append(func.__name__)
+            self.shown.append(func.__name__)
             self.made.append(result * 2)
 
     x = torch.ones(2, requires_grad=True)
     with Doubles() as outer, Doubles() as inner:
         y = torch.exp(x)
-    assert outer.names == inner.names == ["exp"] and y.requires_grad
+    assert outer.shown == inner.shown == ["exp"] and y.requires_grad
     assert not outer.made[0].requires_grad and torch.equal(inner.made[0], 2 * y)
 
 

@@ -4,7 +4,7 @@
 import pkgutil
 from importlib import import_module
 
-from .base import MEASURES, Measure, find_measure, refuse_unsuited, register_measure, suiting, unlabelled_measures
+from .base import MEASURES, Measure, check_suits, find_measure, register_measure, suiting
 
 for _module in pkgutil.iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -13,53 +13,29 @@ from ...inspection.attention import find_attention
 # Names of columns, and rows of what stands in them: text, counts, figures, None for an unknown figure.
 Rows = tuple[Sequence[str], Sequence[Sequence[Any]]]
 
-ANY_CLASSIFIER = "resnet50, deit_small_patch16_224, mat_2 or any run that classifies"
-
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure, what it needs, and how it is run and shown.
+    """A measure, what it needs, and how it is run and shown."""
 
-    Args:
-        name: What users type.
-        about: What it tells, in one line.
-        source: The paper and figure that it is from.
-        run: (model, images, batch_size=, seen=, and options) -> result.
-        plot: ({label: result}, and options) -> figure.
-        rows: Result -> what a table shows.
-        record: Result -> plain types.
-        thing: What a model must have for it.
-        examples: Names of models that have it.
-        suits: Whether a model has it.
-        samples: Images that it takes by default.
-        least: The fewest images that give a result.
-        batch: Images that pass a model at once by default.
-        takes: What `run` takes: a model and its images; a Classifier and the source of its images; or a function that
-            gives points for a cost.
-        labels: Whether it uses labels.
-        dense: Whether the backbone of a detector or segmenter can be measured too.
-        options: Further arguments of `run` or `plot` that users may give, each with a line of help.
-        order: Place in lists, small first.
-    """
-
-    name: str
-    about: str
-    source: str
-    run: Callable[..., Any]
-    plot: Callable[..., Any]
-    rows: Callable[[Any], Rows]
-    record: Callable[[Any], Any] = lambda result: result.record()
-    thing: str = "blocks that give a map"
-    examples: str = ANY_CLASSIFIER
-    suits: Callable[[nn.Module], bool] = lambda model: True
-    samples: int = 1000
-    least: int = 1
-    batch: int = 16
-    takes: Literal["model", "classifier", "files"] = "model"
+    name: str  # what users type
+    about: str  # what it tells, in one line
+    source: str  # the paper and figure that it is from
+    run: Callable[..., Any]  # (model, images, batch_size=, seen=, and options) -> result
+    plot: Callable[..., Any]  # ({label: result}, and options) -> figure
+    rows: Callable[[Any], Rows]  # result -> what a table shows
+    record: Callable[[Any], Any] = lambda result: result.record()  # result -> plain types
+    thing: str = "blocks that give a map"  # what a model must have for it
+    examples: str = "resnet50, deit_small_patch16_224, mat_2 or any run that classifies"  # names of models that have it
+    suits: Callable[[nn.Module], bool] = lambda model: True  # whether a model has it
+    samples: int = 1000  # images that it takes by default
+    least: int = 1  # the fewest that give a result
+    batch: int = 16  # images that pass a model at once by default
+    takes: Literal["model", "classifier", "files"] = "model"  # or a Classifier and a source; or points for a cost
     labels: Literal["no", "welcome", "needed"] = "no"
-    dense: bool = True
-    options: Mapping[str, str] = field(default_factory=dict)
-    order: int = 100
+    dense: bool = True  # or else not the backbone of a detector or segmenter
+    options: Mapping[str, str] = field(default_factory=dict)  # of `run` or `plot`, with help
+    order: int = 100  # place in lists, small first
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values: the given ones, and the defaults of the others."""
@@ -70,7 +46,11 @@ class Measure:
         parameters = {**inspect.signature(self.plot).parameters, **inspect.signature(self.run).parameters}
         usual = {name: parameters[name].default for name in self.options}
         for name, value in given.items():
-            _check_kind(name, value, usual[name])
+            kind = type(usual[name])  # whether the value makes sense is checked by the measure
+            if kind in (int, float, bool, str):
+                kinds = (int, float) if kind is float else (kind,)
+                if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+                    raise ValueError(f"{name}={value}; expected a value like {usual[name]}")
         return usual | dict(given)
 
     def of_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,15 +66,16 @@ class Measure:
         return "needed" if settings.get("target") == "label" else self.labels
 
 
+def _taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in settings.items() if name in parameters}
+
+
 MEASURES: dict[str, Measure] = {}
 
 
 def register_measure(measure: Measure) -> Measure:
-    """Make a measure known to `broadsight analyze` by its name.
-
-    Raises:
-        ValueError: There is another one of that name.
-    """
+    """Make a measure known to `broadsight analyze` by its name; a ValueError if there is another one of that name."""
     if measure.name in MEASURES:
         raise ValueError(f"there is a measure {measure.name!r} already; choose another name")
     known = sorted([*MEASURES.values(), measure], key=lambda one: one.order)
@@ -114,18 +95,17 @@ def suiting(model: nn.Module, dense: bool = False) -> list[str]:
     return [name for name, measure in MEASURES.items() if (measure.dense or not dense) and measure.suits(model)]
 
 
-def unlabelled_measures() -> list[str]:
-    """Names of the measures that work without labels."""
-    return [name for name, measure in MEASURES.items() if measure.labels != "needed"]
-
-
-def refuse_unsuited(measure: Measure, model: nn.Module, name: str, *, dense: bool = False) -> None:
+def check_suits(measure: Measure, model: nn.Module, name: str, *, dense: bool = False) -> None:
     """Raise a ValueError: what the model lacks, which measures suit it, and which models the measure suits."""
-    others = [other for other in suiting(model, dense) if other != measure.name]
-    what = "is a dense run, of which the backbone alone is measured" if dense and not measure.dense else ""
+    known = suiting(model, dense)
+    if measure.name in known:
+        return
+    what = f"has no {measure.thing}"
+    if dense and not measure.dense:
+        what = "is a dense run, of which the backbone alone is measured"
     raise ValueError(
-        f"{name} {what or f'has no {measure.thing}'}; {measure.name} needs {measure.thing}, as in {measure.examples}; "
-        f"of {name} there are {', '.join(others)}"
+        f"{name} {what}; {measure.name} needs {measure.thing}, as in {measure.examples}; "
+        f"of {name} there are {', '.join(known)}"
     )
 
 
@@ -137,17 +117,3 @@ OF_ATTENTION: dict[str, Any] = dict(
     record=lambda result: {"layers": [{"name": name, **layer.record()} for name, layer in result.items()]},
 )
 OF_CLASSIFIERS: dict[str, Any] = dict(thing="classifier", dense=False)
-
-
-def _taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    return {name: value for name, value in settings.items() if name in parameters}
-
-
-def _check_kind(name: str, value: Any, usual: Any) -> None:
-    """A number for a number, a word for a word; whether the value makes sense is checked by the measure."""
-    kinds: tuple[type, ...] = (int, float) if isinstance(usual, float) else (type(usual),)
-    if usual is None or (isinstance(usual, Sequence) and not isinstance(usual, str)):
-        return
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ValueError(f"{name}={value}; expected a value like {usual}")

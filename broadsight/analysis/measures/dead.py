@@ -4,74 +4,49 @@ The measure of MAP's Sec. 3. A smooth activation such as GELU gives no exact 0; 
 is reported instead, under that name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ...inspection.activations import ActivationWatch
-from ...inspection.passing import Seen, check_model, pass_images, peek
+from ...inspection.passing import Images, Seen, check_model, pass_images, peek
 from ...inspection.watch import eager, uncompiled
 from .base import Measure, Rows, register_measure
-from .frame import count_from_one, draw_legend, draws, new_figure, style_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import Figure, Result, count_from_one, draw_legend, draws, new_figure, style_of
 
 
 @dataclass(frozen=True)
-class LayerDeath:
-    """One activation; means over images.
+class LayerDeath(Result):
+    """One activation; means over images."""
 
-    Args:
-        name: Path of the module that calls it; "name#2" for the second one that it calls.
-        function: "relu", "gelu" and so on.
-        exact: Whether exact zeros are counted, as after a ReLU, rather than values of 0 or less.
-        share: Of all activations, those that count.
-        dead: Channels whose activations counted at every place of every image.
-        channels: Number of all channels.
-    """
-
-    name: str
-    function: str
-    exact: bool
-    share: float
-    dead: int
-    channels: int
+    name: str  # path of the module that calls it; "name#2" for the second one that it calls
+    function: str  # "relu", "gelu" and so on
+    exact: bool  # exact zeros are counted, as after a ReLU, rather than values of 0 or less
+    share: float  # of all activations, those that count
+    dead: int  # channels whose activations counted at every place of every image
+    channels: int  # number of all channels
 
     @property
     def counted(self) -> str:
         return "exactly 0" if self.exact else "0 or less"
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "name": self.name,
-            "function": self.function,
-            "counted": self.counted,
-            "share": self.share,
-            "dead_channels": self.dead,
-            "channels": self.channels,
-            "dead_channel_share": self.dead / self.channels,
-        }
+        record = dict(name=self.name, function=self.function, counted=self.counted, share=self.share)
+        record |= dict(dead_channels=self.dead, channels=self.channels)
+        return record | dict(dead_channel_share=self.dead / self.channels)
 
 
 @dataclass(frozen=True)
-class DeadNeurons:
+class DeadNeurons(Result):
     """All activations in order of execution, and the number of images."""
 
     layers: tuple[LayerDeath, ...]
     images: int
 
-    def record(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"images": self.images, "layers": [layer.record() for layer in self.layers]}
 
-
-def dead_neurons(
-    model: nn.Module, images: Tensor | Iterable[Any], *, batch_size: int = 8, seen: Seen | None = None
-) -> DeadNeurons:
+def dead_neurons(model: nn.Module, images: Images, *, batch_size: int = 8, seen: Seen | None = None) -> DeadNeurons:
     """The share of activations that do not fire after every ReLU or other activation of a model.
 
     Every call of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu, selu, celu, leaky_relu
@@ -79,12 +54,6 @@ def dead_neurons(
     itself, in gates and heads too; and timm's modules that write these out. What a model writes out itself, such as
     clamp(min=0) for a ReLU, is not recognised. Meanwhile all modules have hooks, with which our layers run as they are
     written: the same answers up to rounding.
-
-    Args:
-        model, images, batch_size, seen: As for `pass_images`.
-
-    Raises:
-        ValueError: The model calls none of these functions, or there are no images.
     """
     check_model(model)
     inner = uncompiled(model)
@@ -111,13 +80,10 @@ def dead_neurons(
 
 
 @draws(DeadNeurons, "dead_neurons")
-def plot_dead_neurons(dead: Mapping[str, DeadNeurons]) -> "Figure":
+def plot_dead_neurons(dead: Mapping[str, DeadNeurons]) -> Figure:
     """Draw the share of activations and that of dead channels over layers, one line for each model.
 
     Filled markers are exactly 0, after a ReLU; hollow ones 0 or less, after another activation.
-
-    Args:
-        dead: Results of `dead_neurons`, by the names for the legend.
     """
     figure = new_figure(10.5, 4.2)
     left, right = figure.subplots(1, 2)

@@ -6,31 +6,22 @@ row that picks one token has none.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...inspection.attention_rows import Rows as AttentionRows
-from ...inspection.passing import Seen
+from ...inspection.passing import Images, Seen
 from .base import OF_ATTENTION, Measure, Rows, register_measure
-from .frame import AttentionSum, draw_legend, draw_lines, draws, new_figure, sum_attention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import AttentionSum, Figure, draw_legend, draw_lines, draws, new_figure, sum_attention
 
 
 class LayerEntropy(float):
-    """The mean entropy of a layer's attention rows, in nats, over images, heads and queries.
+    """The mean entropy of a layer's attention rows, in nats, over images, heads and queries."""
 
-    Args:
-        value: The mean.
-        heads: The mean of each head; one for all where heads have no axis of their own in the layer's weights.
-        keys: The length of the rows: the number of tokens, or for attention among channels of channels.
-    """
-
-    heads: tuple[float, ...]
-    keys: int
+    heads: tuple[float, ...]  # the mean of each head; one for all where they have no axis of their own in the weights
+    keys: int  # the length of the rows: the number of tokens, or for attention among channels of channels
 
     def __new__(cls, value: float, heads: Iterable[float], keys: int) -> "LayerEntropy":
         self = super().__new__(cls, value)
@@ -53,11 +44,11 @@ class LayerEntropy(float):
     def record(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
         numbers = dict(entropy=float(self), uniform=self.uniform, density=self.density)
-        return {**numbers, "keys": self.keys, "heads": list(self.heads)}
+        return numbers | dict(keys=self.keys, heads=list(self.heads))
 
 
 def attention_entropy(
-    model: nn.Module, images: Tensor | Iterable[Any], *, batch_size: int = 8, seen: Seen | None = None
+    model: nn.Module, images: Images, *, batch_size: int = 8, seen: Seen | None = None
 ) -> dict[str, LayerEntropy]:
     """Entropy of the attention weights of every layer of a model, by the layer's name, in the order of execution.
 
@@ -66,34 +57,24 @@ def attention_entropy(
     so on. Soft-maxes over other axes than the last do not count, nor do rows in which everything is masked. What a row
     is depends on the layer:
 
-    - attention in windows: the keys of one window;
-    - attention among channels (XCiT, every other layer of DaViT): channels instead of tokens;
-    - super-token attention: one super token's weights over all of them. The association of pixels with super tokens is
-      a soft-max over another axis, and does not count;
+    - attention in windows: the keys of one window; among channels (XCiT, DaViT): channels instead of tokens;
+    - super-token attention: one super token's weights over all of them, and not the association of pixels with them;
     - abstract tokens (MAT): a pixel's weights in its window; "#2" the abstract token's in its window; "#3" an abstract
       token's among those of the image; "#4" a pixel's among those of the image;
-    - partial attention: a foreground token's weights among the foreground; "#2" the background's single query, whose
-      rows are as long as there are tokens, and zero for the foreground;
+    - partial attention: a foreground token's weights among the foreground; "#2" the background's single query among
+      all tokens, zero for the foreground;
     - EMSNet: a place's weights in its 3x3 window; "#2" a coarse cell's among all of them;
     - multi-token pooling: a learned token's weights over its group's tokens and the image.
 
-    Args:
-        model, images, batch_size, seen: As for `pass_images`; all images have one size.
-
-    Raises:
-        ValueError: The model has no attention, or there are no images, or their sizes differ.
+    All images have one size.
     """
     layers = sum_attention(model, images, _Layer, batch_size=batch_size, seen=seen)
     return {name: layer.entropy() for name, layer in layers.items()}
 
 
 @draws(LayerEntropy, "attention_entropy", by_layer=True)
-def plot_attention_entropy(entropies: Mapping[str, Mapping[str, LayerEntropy]]) -> "Figure":
-    """Draw one line for each model, entropy over layers, and a dashed one for uniform attention in the first.
-
-    Args:
-        entropies: Results of `attention_entropy`, by the names for the legend.
-    """
+def plot_attention_entropy(entropies: Mapping[str, Mapping[str, LayerEntropy]]) -> Figure:
+    """Draw one line for each model, entropy over layers, and a dashed one for uniform attention in the first."""
     figure = new_figure(7, 4.2)
     panel = figure.subplots()
     lines = {label: [float(x) for x in layers.values()] for label, layers in entropies.items()}
@@ -119,11 +100,9 @@ class _Layer(AttentionSum):
     def add(self, rows: AttentionRows) -> None:
         others = [i for i in range(len(rows.shape) - 1) if i != rows.head_axis]
         for _, _, logits, weights in rows.pieces():
-            entropies, hidden = _entropies(logits, ours=weights is None)
+            entropies, counted = _entropies(logits, ours=weights is None)
             self.sums += entropies.cpu().double().sum(others)
-            self.rows += entropies.numel() // self.heads
-            if hidden is not None:
-                self.rows -= hidden.cpu().double().sum(others)
+            self.rows += entropies.numel() // self.heads if counted is None else counted.cpu().double().sum(others)
 
     def entropy(self) -> LayerEntropy:
         largest = math.log(self.keys)  # which rounding may carry a mean past
@@ -132,13 +111,10 @@ class _Layer(AttentionSum):
 
 
 def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
-    """Entropies (...) of the soft-max of logits (..., M), and which rows are masked as a whole, or None if none is.
+    """Entropies (...) of the soft-max of logits (..., M), which may be `ours` to write to, and which rows count.
 
     With z the logits less the largest, and s the sum of exp(z): log(s) - sum(exp(z) z) / s, in which nothing cancels.
-    It is 0 for a masked row.
-
-    Args:
-        ours: Whether the logits may be written to.
+    A row that is masked as a whole does not count, and has 0. None if all count.
     """
     largest = logits.amax(-1, keepdim=True)
     z = logits.sub_(largest) if ours else logits - largest
@@ -151,7 +127,7 @@ def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
     terms = z.clamp_(min=-800).exp()  # zero, also in float64
     total = terms.sum(-1)
     hidden = largest.squeeze(-1).isneginf()
-    return (total.log() - terms.mul_(z).sum(-1) / total).masked_fill_(hidden, 0), hidden
+    return (total.log() - terms.mul_(z).sum(-1) / total).masked_fill_(hidden, 0), ~hidden
 
 
 register_measure(

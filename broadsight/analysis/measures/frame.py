@@ -1,30 +1,55 @@
-"""What measures share: passes over blocks or attentions, and figures that are checked, drawn and written."""
+"""What measures share: passes over blocks or attentions, and results that are checked, drawn and written."""
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ...inspection.attention import pass_attention
 from ...inspection.attention_rows import Rows
 from ...inspection.blocks import Block, find_blocks, find_layers, watch_blocks
-from ...inspection.passing import Seen, pass_images, peek
+from ...inspection.passing import Images, Seen, pass_images, peek
 from ...visual.plots import PALETTE, need_matplotlib, plot_format, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+else:
+    Axes = Figure = Any  # matplotlib comes when something is drawn
 
 MARKERS = "osD^vPX"  # one more than there are colours, so that a pair of both comes back late
-INSIDE = 4  # lines that a legend inside the panel has room for
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a measure gives, written by its fields."""
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {one.name: plain(getattr(self, one.name)) for one in fields(self)}
+
+
+def plain(value: Any) -> Any:
+    """Records for results, lists for tuples, None for what JSON has no number for."""
+    if isinstance(value, Result):
+        return value.record()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return [plain(item) for item in value] if isinstance(value, Sequence) else str(value)
 
 
 def pass_blocks(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
+    images: Images,
     see: Callable[[Block, Tensor], None],
     *,
     layers: str | Sequence[str] | None = None,
@@ -33,11 +58,8 @@ def pass_blocks(
 ) -> tuple[list[Block], int]:
     """Run a model on all images, as `pass_images` does, and show the map (B, C, h, w) of every block to `see`.
 
-    Args:
-        layers: Other modules instead of the blocks, as `find_layers` takes them.
-
-    Returns:
-        The blocks in order of execution, and how many images there were.
+    Layers are other modules instead, as `find_layers` takes them. Back come the blocks in order of execution, and how
+    many images there were.
     """
     image, images = peek(images)
     blocks = find_blocks(model, image) if layers is None else find_layers(model, image, layers)
@@ -46,39 +68,29 @@ def pass_blocks(
 
 
 class AttentionSum:
-    """What is summed up over all images of one soft-max.
-
-    Args:
-        rows: Of the first images; `heads` is 1 if they are not in an axis of their own.
-    """
+    """What is summed up over all images of one soft-max, from whose rows `add` takes it."""
 
     def __init__(self, rows: Rows):
         self.heads = 1 if rows.head_axis is None else rows.shape[rows.head_axis]
         self.keys = rows.shape[-1]
 
-    def add(self, rows: Rows) -> None:
-        raise NotImplementedError
-
-
-Sum = TypeVar("Sum", bound=AttentionSum)
+    def add(self, rows: Rows) -> None: ...
 
 
 def sum_attention(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
-    start: Callable[[Rows], Sum],
+    images: Images,
+    start: Callable[[Rows], Any],
     *,
     arranged: Callable[[Rows, nn.Module], Rows] = lambda rows, module: rows,
     batch_size: int = 8,
     seen: Seen | None = None,
-) -> dict[str, Sum]:
+) -> dict[str, Any]:
     """Sums over the attention rows of all images for every soft-max of a model, as `pass_attention` shows them.
 
-    Args:
-        start: Makes an empty sum.
-        arranged: Brings the rows of a module into another form first.
+    `start` makes an empty AttentionSum; `arranged` brings the rows of a module into another form first.
     """
-    sums: dict[str, Sum] = {}
+    sums: dict[str, Any] = {}
 
     def see(name: str, rows: Rows, module: nn.Module) -> None:
         rows = arranged(rows, module)
@@ -96,20 +108,29 @@ def sum_attention(
 
 def draws(
     kind: type, measure: str, *, by_layer: bool = False
-) -> Callable[[Callable[..., "Figure"]], Callable[..., "Figure"]]:
+) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
     """Give a function that draws {label: result} a second argument `path`, a png, svg or pdf file to write.
 
-    The results are checked first. The file appears complete or not at all.
-
-    Args:
-        kind: Of each result; of its values if it is one `by_layer`.
-        measure: The function that gives such results.
+    The file appears complete or not at all. The results are checked first: each is of that kind, or its values are if
+    it is one `by_layer`.
     """
 
-    def decorate(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
+    def fits(result: Any) -> bool:
+        if by_layer:
+            return isinstance(result, Mapping) and all(isinstance(x, kind) for x in result.values())
+        return isinstance(result, kind)
+
+    def decorate(draw: Callable[..., Figure]) -> Callable[..., Figure]:
         @functools.wraps(draw)
-        def plot(results: Mapping[str, Any], path: str | Path | None = None, **options: Any) -> "Figure":
-            check_results(path, results, kind, measure, by_layer=by_layer)
+        def plot(results: Mapping[str, Any], path: str | Path | None = None, **options: Any) -> Figure:
+            if path is not None:
+                plot_format(path)
+            if not isinstance(results, Mapping) or not results:
+                raise ValueError(f"there is nothing to draw; expected {{label: result of {measure}}}, one at least")
+            for label, result in results.items():
+                if not fits(result):
+                    came = type(result).__name__
+                    raise ValueError(f"{label!r} is no result of {measure} but a {came}; pass {{label: result}}")
             figure = draw(results, **options)
             for panel in figure.axes:
                 if not panel.images:
@@ -126,22 +147,7 @@ def draws(
     return decorate
 
 
-def check_results(
-    path: str | Path | None, results: Mapping[str, Any], kind: type, measure: str, *, by_layer: bool = False
-) -> None:
-    """Raise a ValueError if there are no results, or one is of another kind, or the file cannot be an image."""
-    if path is not None:
-        plot_format(path)
-    if not isinstance(results, Mapping) or not results:
-        raise ValueError(f"there is nothing to draw; expected {{label: result of {measure}}}, one at least")
-    for label, result in results.items():
-        layers = isinstance(result, Mapping) and all(isinstance(x, kind) for x in result.values())
-        if not (layers if by_layer else isinstance(result, kind)):
-            came = type(result).__name__
-            raise ValueError(f"{label!r} is no result of {measure} but a {came}; pass {{label: result}}")
-
-
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Figure:
     need_matplotlib()
     from matplotlib.figure import Figure
 
@@ -153,7 +159,7 @@ def style_of(number: int) -> dict[str, Any]:
     return dict(color=PALETTE[number % len(PALETTE)], marker=MARKERS[number % len(MARKERS)], markersize=5)
 
 
-def count_from_one(panel: "Axes", name: str) -> None:
+def count_from_one(panel: Axes, name: str) -> None:
     """Whole numbers along the horizontal axis, of things called that."""
     from matplotlib.ticker import MaxNLocator
 
@@ -161,7 +167,7 @@ def count_from_one(panel: "Axes", name: str) -> None:
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def draw_lines(panel: "Axes", lines: Mapping[str, Sequence[float]], quantity: str) -> None:
+def draw_lines(panel: Axes, lines: Mapping[str, Sequence[float]], quantity: str) -> None:
     """One line for each model; layers are numbered from 1."""
     for number, (label, values) in enumerate(lines.items()):
         panel.plot(range(1, len(values) + 1), values, **style_of(number), label=label)
@@ -170,15 +176,15 @@ def draw_lines(panel: "Axes", lines: Mapping[str, Sequence[float]], quantity: st
 
 
 def draw_band(
-    panel: "Axes", at: Sequence[float], middle: Sequence[float], half: Sequence[float], colour: str, alpha: float
+    panel: Axes, at: Sequence[float], middle: Sequence[float], half: Sequence[float], colour: str, alpha: float
 ) -> None:
     """A pale band around a line, that wide to either side."""
     low, high = ([y + sign * e for y, e in zip(middle, half, strict=True)] for sign in (-1, 1))
     panel.fill_between(at, low, high, color=colour, alpha=alpha, linewidth=0)
 
 
-def draw_legend(panel: "Axes") -> None:
+def draw_legend(panel: Axes) -> None:
     """Inside the panel if it is short, beside it if not."""
-    many = len(panel.get_legend_handles_labels()[1]) > INSIDE
+    many = len(panel.get_legend_handles_labels()[1]) > 4
     beside: dict[str, Any] = dict(loc="upper left", bbox_to_anchor=(1.0, 1.0)) if many else {}
     panel.legend(frameon=False, **beside)

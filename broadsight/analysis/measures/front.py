@@ -6,20 +6,15 @@ share a front; neither do accuracies on different data.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...visual.plots import PALETTE
 from ...visual.point_names import name_points
 from ..front_points import AXES, Point, check_axis
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
-from .frame import draws, new_figure
+from .frame import Figure, Result, draws, new_figure
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# Name, unit, the number of plain units in one, and the column of a table.
-UNITS = {
+UNITS = {  # name, unit, the number of plain units in one, and the column of a table
     "latency_ms": ("latency", "ms per image", 1.0, "ms"),
     "macs": ("MACs", "G", 1e9, "MACs G"),
     "parameters": ("size", "M", 1e6, "parameters M"),
@@ -29,15 +24,8 @@ WIDE = 20.0  # largest over smallest cost beyond which the axis is logarithmic
 
 
 @dataclass(frozen=True)
-class Front:
-    """Models that may be compared.
-
-    Args:
-        source: "ours" or "paper".
-        data: The images of the accuracies.
-        points: All of them, by cost.
-        best: Those that no other beats, by cost.
-    """
+class Front(Result):
+    """Models that may be compared: all of a source, "ours" or "paper", and data; and those that no other beats."""
 
     source: str
     data: str
@@ -49,28 +37,18 @@ class Front:
         words = "published accuracy" if self.source == "paper" else "our accuracy"
         return f"{words}, {self.data}" if self.data else words
 
+    def record(self) -> dict[str, Any]:
+        points = [asdict(point) | {"on_front": point in self.best} for point in self.points]
+        return dict(source=self.source, data=self.data, points=points)
+
 
 @dataclass(frozen=True)
-class Fronts:
-    """Fronts over one cost.
-
-    Args:
-        x: One of AXES.
-        fronts: Of each source and data.
-        notes: Models left out and why, and warnings.
-    """
+class Fronts(Result):
+    """Fronts of each source and data over one cost, one of AXES."""
 
     x: str
     fronts: tuple[Front, ...]
-    notes: tuple[str, ...] = ()
-
-    def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON; costs in milliseconds, or plain counts."""
-        fronts = []
-        for front in self.fronts:
-            points = [asdict(point) | {"on_front": point in front.best} for point in front.points]
-            fronts.append({"source": front.source, "data": front.data, "points": points})
-        return {"x": self.x, "fronts": fronts, "notes": list(self.notes)}
+    notes: tuple[str, ...] = ()  # models left out and why, and warnings
 
 
 def pareto_front(points: Iterable[Point]) -> list[Point]:
@@ -80,8 +58,7 @@ def pareto_front(points: Iterable[Point]) -> list[Point]:
     """
     front: list[Point] = []
     for point in sorted((point for point in points if point.complete), key=_place):
-        best = front[-1] if front else None
-        if best is None or _place(point) == _place(best) or point.accuracy > best.accuracy:  # ty: ignore
+        if not front or _place(point) == _place(front[-1]) or point.accuracy > front[-1].accuracy:  # ty: ignore
             front.append(point)
     return front
 
@@ -91,13 +68,6 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
 
     A point without accuracy, as from a benchmark, lends its cost to points of the same model without a cost, such as
     published ones, which have no latency.
-
-    Args:
-        points: Results of `read_points` and `paper_points` for this x.
-        x: One of AXES.
-
-    Raises:
-        ValueError: Nothing has both cost and accuracy.
     """
     check_axis(x)
     points, notes = _joined(list(points), UNITS[x][0])
@@ -116,12 +86,9 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
 
 
 def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", paper: str = "") -> dict[str, Fronts]:
-    """Fronts over one cost, or over all for which points are known.
+    """Fronts over one of AXES, or over "all" for which points are known.
 
-    Args:
-        points: Gives the points for a cost, one of AXES.
-        x: One of AXES, or "all".
-        paper: For the caller that makes the points.
+    `points` gives those for a cost; whoever makes them looks at `paper`.
     """
     found, failures = {}, []
     for axis in AXES if x == "all" else (x,):
@@ -134,23 +101,15 @@ def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", pap
     return found
 
 
-def plot_fronts(fronts: Fronts | Mapping[str, Fronts], path: str | Path | None = None) -> "Figure":
+@draws(Fronts, "fronts")
+def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
     """Draw accuracy over cost: each front a line of steps, models on it in full colour and others pale.
 
     Published accuracies have hollow marks and broken lines. Bars show the quartiles of a latency where they are known.
-
-    Args:
-        fronts: Results of `fronts`, or one of them; several, by title, are drawn side by side.
-        path: A png, svg or pdf file to write, which appears complete or not at all.
     """
-    return _plot({"": fronts} if isinstance(fronts, Fronts) else fronts, path)
-
-
-@draws(Fronts, "fronts")
-def _plot(fronts: Mapping[str, Fronts]) -> "Figure":
     figure = new_figure(1.5 + 6.0 * len(fronts), 5.4)
     panels = figure.subplots(1, len(fronts), squeeze=False).flatten()
-    styles = _styles([front for one in fronts.values() for front in one.fronts])
+    styles: dict[tuple[str, str], tuple[str, str]] = {}  # colour and marker of each source and data
     handles: dict[str, Any] = {}
     for panel, (title, one) in zip(panels, fronts.items(), strict=True):
         name, unit, scale, _ = UNITS[one.x]
@@ -158,7 +117,10 @@ def _plot(fronts: Mapping[str, Fronts]) -> "Figure":
         if min(costs) > 0 and max(costs) / min(costs) > WIDE:
             panel.set_xscale("log")
         for front in one.fronts:
-            handles[front.title] = _draw(panel, front, styles[front.source, front.data], scale, max(costs))
+            marks, before = MARKERS[front.source], sum(source == front.source for source, _ in styles)
+            new = PALETTE[len(styles) % len(PALETTE)], marks[before % len(marks)]
+            style = styles.setdefault((front.source, front.data), new)
+            handles[front.title] = _draw(panel, front, style, scale, max(costs))
         panel.set(xlabel=f"{name}, {unit}", ylabel="top-1, %", title=title)
         panel.margins(x=0.12, y=0.1)
     columns = min(2, len(handles))
@@ -172,12 +134,11 @@ def _plot(fronts: Mapping[str, Fronts]) -> "Figure":
 
 def rows(result: Fronts) -> Rows:
     _, _, scale, column = UNITS[result.x]
-    cells = [
+    return ("model", column, "top-1 %", "on the front", "of"), [
         (point.label, (point.x or 0.0) / scale, point.accuracy, "yes" if point in one.best else "no", one.title)
         for one in result.fronts
         for point in one.points
     ]
-    return ("model", column, "top-1 %", "on the front", "of"), cells
 
 
 def _place(point: Point) -> tuple[float, float]:
@@ -216,17 +177,6 @@ def _unknown(point: Point, cost: str) -> str:
     unknown = [whose] * (point.accuracy is None) + [cost] * (point.x is None)
     run = " (not run)" if point.accuracy is None and point.source == "ours" else ""
     return f"{' and '.join(unknown)} unknown{run}" if unknown else "a number not finite"
-
-
-def _styles(fronts: Sequence[Front]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Colour and marker of each source and data."""
-    styles: dict[tuple[str, str], tuple[str, str]] = {}
-    for front in fronts:
-        key = front.source, front.data
-        if key not in styles:
-            marks, before = MARKERS[front.source], sum(source == front.source for source, _ in styles)
-            styles[key] = PALETTE[len(styles) % len(PALETTE)], marks[before % len(marks)]
-    return styles
 
 
 def _draw(panel: Any, front: Front, style: tuple[str, str], scale: float, end: float) -> Any:

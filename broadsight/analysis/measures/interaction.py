@@ -12,17 +12,14 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.passing import Seen, batches, check_model, pass_images
+from ...inspection.passing import NO_IMAGES, Images, Seen, batches, check_model, pass_images
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
-from .frame import draw_band, draw_legend, draws, new_figure, style_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import Figure, Result, draw_band, draw_legend, draws, new_figure, plain, style_of
 
 # Evenly spaced, since the strength is a multiple of the mean over them.
 ORDERS = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
@@ -31,52 +28,44 @@ SCORES = ("log-odds", "logit")
 
 
 @dataclass(frozen=True)
-class InteractionStrength:
+class InteractionStrength(Result):
     """Interaction strength of each order, and how well it is known.
 
-    Args:
-        orders: m, the patches in a context, ascending.
-        strength: J of each order; their mean is 1, or all are 0 where no two patches interact.
-        error: Its standard error, by the jackknife over images, so that it covers images, pairs, contexts and
-            denominator; with fewer than some 20 images it is a little small. Of a single image it is taken over pairs
-            and does not hold for other images; nan of a single pair.
-        floor: The strength of pairs that do not interact on average, caused by the scatter of their few contexts alone,
-            if that is normal. A strength near it wants more contexts. 0 where all contexts were taken; nan for a single
-            context, which has no scatter.
-        absolute: The mean size of the interactions, in units of the score: the numerator of J.
-        images, pairs, contexts: Numbers of images, of pairs of each image, and of contexts of each pair and order.
-        grid, score, seed: As for `interaction_strength`.
+    The error is by the jackknife over images, so that it covers images, pairs, contexts and denominator; with fewer
+    than some 20 images it is a little small. Of a single image it is taken over pairs and does not hold for other
+    images; nan of a single pair. The floor is the strength of pairs that do not interact on average, caused by the
+    scatter of their few contexts alone, if that is normal: a strength near it wants more contexts. It is 0 where all
+    contexts were taken; nan for a single context, which has no scatter.
     """
 
-    orders: tuple[int, ...]
-    strength: tuple[float, ...]
+    orders: tuple[int, ...]  # m, the patches in a context, ascending
+    strength: tuple[float, ...]  # J of each order; their mean is 1, or all are 0 where no two patches interact
     error: tuple[float, ...]
     floor: tuple[float, ...]
-    absolute: tuple[float, ...]
+    absolute: tuple[float, ...]  # the mean size of the interactions, in units of the score: the numerator of J
     images: int
-    pairs: int
-    contexts: int
+    pairs: int  # of each image
+    contexts: int  # of each pair and order
     grid: tuple[int, int]
     score: str
     seed: int
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """The orders as shares of all patches, m / n."""
+        """m / n: the orders as shares of all patches."""
         return tuple(order / math.prod(self.grid) for order in self.orders)
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON; None for what is not known."""
         columns: dict[str, Iterable[Any]] = dict(order=self.orders, fraction=self.fractions, strength=self.strength)
-        columns |= dict(error=map(_known, self.error), floor=map(_known, self.floor), absolute=self.absolute)
+        columns |= dict(error=self.error, floor=self.floor, absolute=self.absolute)
         settings = {name: getattr(self, name) for name in ("grid", "images", "pairs", "contexts", "score", "seed")}
         orders = [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
-        return {**settings, "error_over": "images" if self.images > 1 else "pairs", "orders": orders}
+        return plain({**settings, "error_over": "images" if self.images > 1 else "pairs", "orders": orders})
 
 
 def interaction_strength(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
+    images: Images,
     *,
     grid: int | Sequence[int] = GRID,
     orders: float | Sequence[float] = ORDERS,
@@ -91,54 +80,44 @@ def interaction_strength(
 ) -> InteractionStrength:
     """Strength of the interactions between patches of an image, by the number of patches around them.
 
-    Every image passes the model `passes_per_image` times, 1,441 by default: a few images are a large measurement.
-    Pairs and contexts depend on the seed and the number of the image alone: models that are measured on the same images
-    with the same seed can be compared pair by pair. The mean size of an interaction that is itself a mean over few
-    contexts comes out too large, at most by about `floor`.
+    Every image passes the model once as it is and four times for each pair, order and context, 1,441 times by default:
+    a few images are a large measurement. Pairs and contexts depend on the seed and the number of the image alone:
+    models that are measured on the same images with the same seed can be compared pair by pair. The mean size of an
+    interaction that is itself a mean over few contexts comes out too large, at most by about `floor`.
 
     Args:
         model: Any classifier: (B, C, H, W) to (B, classes).
         images: As for `pass_images`, of any sizes.
-        grid: Patches from top to bottom and from left to right, or one number for both; patches are unequal where it
-            does not divide the image. The thesis has 16 x 16, of 14 pixels each.
-        orders: Context sizes: floats are shares of all patches, 0 to 1, integers numbers of patches. They are rounded,
-            n - 2 at most; equal ones count once.
-        pairs: Pairs of patches drawn of each image; all, if there are no more.
-        contexts: Contexts drawn of each pair and order; all, if there are no more.
+        grid: Patches down and across, or one number for both; unequal where it does not divide the image. The thesis
+            has 16 x 16, of 14 pixels each.
+        orders: Context sizes: floats are shares of all patches, 0 to 1, rounded to n - 2 at most; integers numbers.
+        pairs, contexts: Pairs of patches drawn of each image, and contexts of each pair and order; all, if there are
+            no more.
         target: The class whose score it is: the model's answer to the whole image if None, "label" for the second of
             the tuples that the images come in, one for all, or one for each image in their order.
         score: "log-odds" of the class's probability, log p / (1 - p), as in the paper; or its "logit".
-        baseline: Stands for an absent patch, one value or one for each channel. 0 is the mean colour of normalised
-            images.
-        seed: Of the pairs and contexts.
+        baseline: Stands for an absent patch, one value or one for each channel; 0 is the mean of normalised images.
         batch_size: Masked images that pass the model at a time, at most.
         seen: Called after every pass with the number of images done.
-
-    Raises:
-        ValueError: There are no images, or an image has fewer pixels than patches, or the model is no classifier.
     """
     check_model(model)
-    design = designed(grid, orders, pairs, contexts)
+    design = Design(grid, orders, pairs, contexts)
     if score not in SCORES:
         raise ValueError(f"score={score!r} is not known; choose {' or '.join(SCORES)}")
+    tell = seen or (lambda done: None)
     sizes: list[Tensor] = []  # of each image (pairs, orders): the size of the mean over contexts
     noise: list[Tensor] = []  # and the variance of that mean
     for done, (image, label) in enumerate(_labelled(images, target)):
-
-        def tick(passed: int, done: int = done) -> None:
-            if seen is not None:
-                seen(done)
-
         answers = _Answers(label, score)
         subsets = design.subsets(random.Random(f"{seed} {done}"))
         shown = masked(image, subsets, design.grid, baseline, batch_size)
-        pass_images(model, shown, batch_size=batch_size, seen=tick, see=answers.see)
+        pass_images(model, shown, batch_size=batch_size, seen=lambda passed, done=done: tell(done), see=answers.see)
         means, variances = design.interactions(torch.cat(answers.scores)[1:])
         sizes.append(means.abs())
         noise.append(variances)
-        tick(0, done + 1)
+        tell(done + 1)
     if not sizes:
-        raise ValueError("images are empty; pass one at least, as (B, C, H, W)")
+        raise ValueError(NO_IMAGES)
     units = torch.stack([size.mean(0) for size in sizes]) if len(sizes) > 1 else sizes[0]  # units, orders
     strength, error, whole = _relative(units)
     scatter = torch.stack([variance.sqrt().mean(0) for variance in noise]).mean(0) * (2 / math.pi) ** 0.5
@@ -149,22 +128,11 @@ def interaction_strength(
     return InteractionStrength(design.orders, **lists, images=len(sizes), **how)
 
 
-def passes_per_image(
-    *, grid: int | Sequence[int] = GRID, orders: float | Sequence[float] = ORDERS, pairs: int = 6, contexts: int = 6
-) -> int:
-    """How often one image passes the model: once as it is, and four times for each pair, order and context."""
-    design = designed(grid, orders, pairs, contexts)
-    return 1 + 4 * design.pairs * sum(map(design.drawn, design.orders))
-
-
 @draws(InteractionStrength, "interaction_strength")
-def plot_interaction_strength(results: Mapping[str, InteractionStrength]) -> "Figure":
+def plot_interaction_strength(results: Mapping[str, InteractionStrength]) -> Figure:
     """Draw strength over order, one line for each model, in a band of two standard errors to either side.
 
     The dotted line in a model's colour is its floor, the strength that the scatter of contexts alone gives.
-
-    Args:
-        results: Results of `interaction_strength`, by the names for the legend.
     """
     figure = new_figure(7, 4.2)
     panel = figure.subplots()
@@ -174,9 +142,8 @@ def plot_interaction_strength(results: Mapping[str, InteractionStrength]) -> "Fi
         draw_band(panel, places, result.strength, [2 * error for error in result.error], style["color"], 0.2)
         panel.plot(places, result.floor, color=style["color"], linestyle=":", linewidth=1)
     panel.plot([], [], color="grey", linestyle=":", linewidth=1, label="floor: scatter of contexts")
-    panel.set_xlabel("order: share of the patches that are there, m / n")
+    panel.set(xlabel="order: share of the patches that are there, m / n", ylim=(0, None))
     panel.set_ylabel("relative interaction strength J, ± 2 standard errors")
-    panel.set_ylim(bottom=0)
     draw_legend(panel)
     return figure
 
@@ -189,17 +156,16 @@ def rows(result: InteractionStrength) -> Rows:
 
 def _labelled(images: Any, target: Any) -> Iterator[tuple[Tensor, int | None]]:
     """Every image with the class whose score it is; None for the model's answer."""
-    by_label = isinstance(target, str)
-    if by_label and target != "label":
+    if isinstance(target, str) and target != "label":
         raise ValueError(f'target={target!r} is not known; pass "label", a class, one for each image, or None')
     done = 0
     for batch, rest in batches(images):
-        if by_label and not rest:
+        if isinstance(target, str) and not rest:
             raise ValueError('target="label" needs labels; pass images as batches of (images, labels)')
         if target is None or isinstance(target, int):
             classes = [target] * len(batch)
         else:
-            classes = [int(label) for label in (rest[0] if by_label else target[done : done + len(batch)])]
+            classes = list(map(int, rest[0] if isinstance(target, str) else target[done : done + len(batch)]))
         done += len(classes)
         if len(classes) != len(batch):
             raise ValueError(f"targets end with image {done}, and there are more; pass one for each")
@@ -209,9 +175,7 @@ def _labelled(images: Any, target: Any) -> Iterator[tuple[Tensor, int | None]]:
 class _Answers:
     """Scores of one class in all answers of a model to the subsets of one image, the first of which is the whole.
 
-    Args:
-        label: The class; the model's answer to the whole image if None.
-        score: "log-odds" or "logit".
+    The class is the model's answer to the whole image if None.
     """
 
     def __init__(self, label: int | None, score: str):
@@ -253,35 +217,30 @@ def _relative(units: Tensor) -> tuple[Tensor, Tensor, float]:
     return mean / whole, error, whole.item()
 
 
-def _known(number: float) -> float | None:
-    return None if math.isnan(number) else number
-
-
-@dataclass(frozen=True)
 class Design:
-    """The subsets of patches that are shown of an image.
+    """The subsets of patches that are shown of an image; a ValueError for what cannot be drawn.
 
-    Args:
-        grid: Patches from top to bottom, and from left to right.
-        orders: Context sizes, each once, ascending.
-        pairs: Pairs drawn, all at most.
-        contexts: Contexts drawn of each pair and order, at most.
+    Arguments are those of `interaction_strength`. Orders are numbers of patches here, each once, ascending.
     """
 
-    grid: tuple[int, int]
-    orders: tuple[int, ...]
-    pairs: int
-    contexts: int
-
-    @property
-    def patches(self) -> int:
-        return math.prod(self.grid)
-
-    def drawn(self, order: int) -> int:
-        return min(self.contexts, math.comb(self.patches - 2, order))
-
-    def complete(self, order: int) -> bool:
-        return math.comb(self.patches - 2, order) <= self.contexts
+    def __init__(self, grid: int | Sequence[int], orders: float | Sequence[float], pairs: int, contexts: int):
+        sides = (grid, grid) if isinstance(grid, int) else tuple(grid)
+        if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides) or math.prod(sides) < 2:
+            raise ValueError(f"grid={grid} has no two patches; pass (rows, columns), such as (16, 16)")
+        for name, number in (("pairs", pairs), ("contexts", contexts)):
+            if number < 1:
+                raise ValueError(f"{name}={number} measures nothing; choose 1 or more")
+        patches, sizes = math.prod(sides), set()
+        for order in orders if isinstance(orders, Sequence) else [orders]:
+            share = not isinstance(order, int)
+            if not isinstance(order, int | float) or not 0 <= order <= (1 if share else patches - 2):
+                meant = "a share of the patches, 0 to 1" if share else f"a number of patches, 0 to {patches - 2}"
+                raise ValueError(f"orders hold {order}; expected {meant}")
+            sizes.add(min(round(order * patches), patches - 2) if share else int(order))
+        if not sizes:
+            raise ValueError("orders are empty; pass shares of the patches, such as 0.05, 0.5 and 0.95")
+        self.grid, self.patches, self.orders = (sides[0], sides[1]), patches, tuple(sorted(sizes))
+        self.pairs, self.contexts = min(pairs, math.comb(patches, 2)), contexts
 
     def subsets(self, draw: random.Random) -> Iterator[tuple[int, ...]]:
         """The patches shown: all; then by pair, order and context, the context alone, with i, with j, and with both."""
@@ -296,7 +255,7 @@ class Design:
 
     def _contexts(self, draw: random.Random, others: Sequence[int], order: int) -> Iterable[tuple[int, ...]]:
         """Different ones, in the order in which they are drawn; all of them if there are no more."""
-        if self.complete(order):
+        if math.comb(len(others), order) <= self.contexts:
             return combinations(others, order)
         drawn: dict[tuple[int, ...], None] = {}
         while len(drawn) < self.contexts:
@@ -306,34 +265,14 @@ class Design:
     def interactions(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of all subsets but the first -> (pairs, orders) mean over contexts, and the variance of that mean."""
         alone, with_i, with_j, both = scores.view(self.pairs, -1, 4).unbind(-1)
-        parts = (both - with_i - with_j + alone).split([self.drawn(order) for order in self.orders], 1)
-        means = torch.stack([part.mean(1) for part in parts], 1)
+        there = [math.comb(self.patches - 2, order) for order in self.orders]
+        parts = (both - with_i - with_j + alone).split([min(self.contexts, count) for count in there], 1)
         variances = []
-        for order, part in zip(self.orders, parts, strict=True):
-            untaken = 1 - self.drawn(order) / math.comb(self.patches - 2, order)
+        for count, part in zip(there, parts, strict=True):
+            untaken = 1 - part.shape[1] / count
             scatter = part.var(1) if part.shape[1] > 1 else torch.full_like(part[:, 0], math.nan)
             variances.append(scatter / self.contexts * untaken if untaken else torch.zeros_like(scatter))
-        return means, torch.stack(variances, 1)
-
-
-def designed(grid: int | Sequence[int], orders: float | Sequence[float], pairs: int, contexts: int) -> Design:
-    """A design with orders in numbers of patches; a ValueError for what cannot be drawn."""
-    sides = (grid, grid) if isinstance(grid, int) else tuple(grid)
-    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides) or math.prod(sides) < 2:
-        raise ValueError(f"grid={grid} has no two patches; pass (rows, columns), such as (16, 16)")
-    for name, number in (("pairs", pairs), ("contexts", contexts)):
-        if number < 1:
-            raise ValueError(f"{name}={number} measures nothing; choose 1 or more")
-    patches, sizes = math.prod(sides), set()
-    for order in orders if isinstance(orders, Sequence) else [orders]:
-        share = not isinstance(order, int)
-        if not isinstance(order, int | float) or not 0 <= order <= (1 if share else patches - 2):
-            meant = "a share of the patches, 0 to 1" if share else f"a number of patches, 0 to {patches - 2}"
-            raise ValueError(f"orders hold {order}; expected {meant}")
-        sizes.add(min(round(order * patches), patches - 2) if share else int(order))
-    if not sizes:
-        raise ValueError("orders are empty; pass shares of the patches, such as 0.05, 0.5 and 0.95")
-    return Design((sides[0], sides[1]), tuple(sorted(sizes)), min(pairs, math.comb(patches, 2)), contexts)
+        return torch.stack([part.mean(1) for part in parts], 1), torch.stack(variances, 1)
 
 
 def masked(

@@ -4,56 +4,41 @@ After MAP's Fig. 5: tokens scatter about the centre of their group, groups about
 its axes. Here they are the logits of two classes, or the principal directions of all logits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...inspection.passing import Seen
+from ...inspection.passing import Images, Seen
 from ...visual.plots import PALETTE, need_matplotlib
 from .base import Measure, Rows, register_measure
-from .frame import draws, new_figure
-from .token_groups import OF_TOKENS, Answers, hear_tokens
+from .frame import Figure, Result, draws, new_figure
+from .tokens import OF_TOKENS, Answers, hear_tokens
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-VIEWS = ("classes", "pca")
 MARKERS = "osDvPX"  # of groups; triangles are the centres
 AGGREGATE = PALETTE[-1]  # no group has this colour
 
 
 @dataclass(frozen=True)
-class TokenLogits:
-    """Points of N images, G groups of T tokens.
+class TokenLogits(Result):
+    """Points of N images, G groups of T tokens, whose axes are the logits of two "classes", or directions by "pca".
 
-    Args:
-        view: "classes": axes are the logits of two classes. "pca": the two directions in which tokens differ most.
-        tokens: (N, G, T, 2). In "classes" each token's share of its group's logits, without the bias, or its group's
-            logits where that has one token. In "pca" the result of `placed`.
-        groups: (N, G, 2)
-        aggregate: (N, 2)
-        classes: (N, 2), the classes of the axes for each image; None in "pca".
-        labels: (N,) or None.
-        answers: (N,), the model's answers.
-        chosen: Whether the caller chose the classes, the same for all images; else the first is the true one, or
-            without labels the answer, and the second the strongest other.
-        explained: In "pca" the part of the variance that each direction holds.
+    Of classes a token has its share of its group's logits, without the bias, or these where there is one token; in
+    "pca" it is where `placed` puts it.
     """
 
-    view: str
-    tokens: Tensor
-    groups: Tensor
-    aggregate: Tensor
-    classes: Tensor | None
-    labels: Tensor | None
-    answers: Tensor
-    chosen: bool = False
-    explained: tuple[float, float] | None = None
+    view: str  # "classes", or "pca" for the two directions in which tokens differ most
+    tokens: Tensor  # (N, G, T, 2)
+    groups: Tensor  # (N, G, 2)
+    aggregate: Tensor  # (N, 2)
+    classes: Tensor | None  # (N, 2), of the axes for each image; None in "pca"
+    labels: Tensor | None  # (N,)
+    answers: Tensor  # (N,), the model's
+    chosen: bool = False  # whether the caller chose the classes, the same for all images
+    explained: tuple[float, float] | None = None  # in "pca" the part of the variance that each direction holds
 
     def placed(self) -> Tensor:
         """Tokens (N, G, T, 2) in the scale of their groups: T times their shares, and the bias of the group.
@@ -63,79 +48,68 @@ class TokenLogits:
         return self.tokens if self.view == "pca" else _placed(self.tokens, self.groups)
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        points: dict[str, Tensor | None] = dict(
-            tokens=self.tokens, groups=self.groups, aggregate=self.aggregate, answer=self.answers
-        )
-        points |= dict(label=self.labels, classes=self.classes)
+        points: dict[str, Tensor | None] = dict(tokens=self.tokens, groups=self.groups, aggregate=self.aggregate)
+        points |= dict(answer=self.answers, label=self.labels, classes=self.classes)
         lists = {name: values.tolist() for name, values in points.items() if values is not None}
         images = [dict(zip(lists, one, strict=True)) for one in zip(*lists.values(), strict=True)]
-        count = dict(images=len(images), groups=self.tokens.shape[1], tokens=self.tokens.shape[2])
+        count = dict(zip(("images", "groups", "tokens"), self.tokens.shape, strict=False))
         record: dict[str, Any] = {"view": self.view, **count, "chosen": self.chosen, "points": images}
         return record | ({} if self.explained is None else {"explained": list(self.explained)})
 
 
 def token_logits(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
+    images: Images,
     labels: Tensor | None = None,
     *,
     classes: Sequence[int] | None = None,
     view: str = "classes",
-    limit: int | None = 200,
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> TokenLogits:
     """Tokens, groups and aggregate of a model with multi-token pooling as points in a plane.
 
     Args:
-        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50; in any mode, which it
-            keeps.
+        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50.
         images, batch_size, seen: As for `pass_images`; the second of a tuple of images is their labels.
         labels: (B,) class numbers of images that come as one tensor.
         classes: Two classes whose logits are the axes, for all images; without them each image has its own: the true
             class, or without labels the answer, and the strongest other.
-        view: "classes", or "pca" for the two directions in which the tokens' logits differ most.
-        limit: Images at most; no more are read. All if None.
-
-    Raises:
-        ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels or
-            classes do not fit.
+        view: "classes" or "pca".
     """
-    if view not in VIEWS:
-        raise ValueError(f"view={view!r} is not known; choose {' or '.join(map(repr, VIEWS))}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit}; expected 1 or more images")
-    pair = None if classes is None else _pair(classes, view)
+    if view not in ("classes", "pca"):
+        raise ValueError(f"view={view!r} is not known; choose 'classes' or 'pca'")
+    if classes is not None and view == "pca":
+        raise ValueError("classes are given for view='pca', which takes all; leave them out, or choose view='classes'")
+    numbers = () if classes is None else [one for one in classes if isinstance(one, int)]
+    if classes is not None and not len(classes) == len(numbers) == len({*numbers}) == 2:
+        raise ValueError(f"classes are {list(classes)}; expected the numbers of two different classes")
     heard: list[dict[str, Tensor]] = []
 
     def hear(answers: Answers) -> None:
         found = dict(tokens=answers.tokens, groups=answers.groups, aggregate=answers.aggregate)
         more = {} if answers.labels is None else {"labels": answers.labels}
         if view == "classes":
-            more["classes"] = _axes(answers, pair)
-            found = {name: _taken(logits, more["classes"]) for name, logits in found.items()}
+            more["classes"] = axes = _axes(answers, classes)
+            for name, logits in found.items():  # (B, ..., C) -> (B, ..., 2)
+                found[name] = logits.take_along_dim(axes.view(-1, *[1] * (logits.ndim - 2), 2), -1)
         more["answers"] = answers.aggregate.argmax(-1)
         heard.append({name: x.cpu() for name, x in (found | more).items()})
 
-    hear_tokens(model, images, labels, hear, limit=limit, batch_size=batch_size, seen=seen)
-    points: dict[str, Any] = {name: torch.cat([one[name] for one in heard]) for name in heard[0]}
+    hear_tokens(model, images, labels, hear, batch_size=batch_size, seen=seen)
+    points: dict[str, Any] = {"classes": None, "labels": None}
+    points |= {name: torch.cat([one[name] for one in heard]) for name in heard[0]}
     if view == "pca":
         points |= _principal(points["tokens"], points["groups"], points["aggregate"])
-    points = {"classes": None, "labels": None, **points}
-    return TokenLogits(view, **points, chosen=pair is not None)
+    return TokenLogits(view, **points, chosen=classes is not None)
 
 
 @draws(TokenLogits, "token_logits")
-def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> "Figure":
+def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> Figure:
     """Draw a panel for each model: tokens, the centres of their groups, and the aggregates.
 
     Tokens are drawn where `placed` puts them. With the logits of two classes, points below the diagonal are for the
-    first of them.
-
-    Args:
-        points: Results of `token_logits`, by the names for the panels.
-        names: Names of the classes, by number.
+    first of them. Names are those of the classes, by number.
     """
     need_matplotlib()
     from matplotlib.lines import Line2D
@@ -150,9 +124,8 @@ def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | 
         panel.set(title=label, xlabel=across, ylabel=up)
     for panel in panels[len(points) :]:
         panel.set_visible(False)
-    most = max(one.tokens.shape[1] for one in points.values())
     handles = []
-    for group in range(min(most, len(MARKERS) * 5)):
+    for group in range(min(max(one.tokens.shape[1] for one in points.values()), len(MARKERS) * 5)):
         colour, marker = _style(group)
         handles.append(Line2D([], [], color=colour, marker=marker, linestyle="", label=f"tokens of group {group + 1}"))
     edge: dict[str, Any] = dict(marker="^", linestyle="", markeredgecolor="black")
@@ -175,13 +148,12 @@ def rows(result: TokenLogits) -> Rows:
 def _draw(panel: Any, one: TokenLogits) -> None:
     placed, few = one.placed(), len(one.aggregate) <= 20  # of many images, marks must not cover each other
     tokens, centres, all_ = (26, 60, 90) if few else (8, 11, 16)
+    edge: dict[str, Any] = dict(marker="^", edgecolor="black", linewidth=0.5 if few else 0.2, zorder=3)
     for group in range(placed.shape[1]):
         colour, marker = _style(group)
         spread = placed[:, group].flatten(0, 1).T.tolist()
         panel.scatter(*spread, s=tokens, color=colour, marker=marker, alpha=0.5, linewidth=0)
-    edge: dict[str, Any] = dict(marker="^", edgecolor="black", linewidth=0.5 if few else 0.2, zorder=3)
-    for group in range(placed.shape[1]):
-        panel.scatter(*one.groups[:, group].T.tolist(), s=centres, color=_style(group)[0], **edge)
+        panel.scatter(*one.groups[:, group].T.tolist(), s=centres, color=colour, **edge)
     panel.scatter(*one.aggregate.T.tolist(), s=all_, color=AGGREGATE, **edge)
     panel.set_aspect("equal", adjustable="datalim")
     if one.view == "classes":
@@ -192,43 +164,27 @@ def _style(group: int) -> tuple[str, str]:
     return PALETTE[group % (len(PALETTE) - 1)], MARKERS[group % len(MARKERS)]
 
 
-def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> tuple[str, str]:
+def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> list[str]:
     if one.explained is not None:
-        first, second = (f"{part:.0%} of the variance" for part in one.explained)
-        return f"principal direction 1, {first}", f"principal direction 2, {second}"
+        return [f"principal direction {i}, {part:.0%} of the variance" for i, part in enumerate(one.explained, 1)]
     if one.chosen and one.classes is not None:
         known = dict(enumerate(names or ()))
-        first, second = (f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist())
-        return first, second
-    return f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"
+        return [f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist()]
+    return [f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"]
 
 
-def _pair(classes: Sequence[int], view: str) -> tuple[int, int]:
-    if view == "pca":
-        raise ValueError("classes are given for view='pca', which takes all; leave them out, or choose view='classes'")
-    if len(classes) != 2 or not all(isinstance(one, int) for one in classes) or classes[0] == classes[1]:
-        raise ValueError(f"classes are {list(classes)}; expected the numbers of two different classes")
-    return classes[0], classes[1]
-
-
-def _axes(answers: Answers, pair: tuple[int, int] | None) -> Tensor:
+def _axes(answers: Answers, classes: Sequence[int] | None) -> Tensor:
     """(B, 2): the classes of the axes for each image."""
     aggregate, count = answers.aggregate, answers.aggregate.shape[-1]
-    if pair is not None:
-        if not all(0 <= one < count for one in pair):
-            raise ValueError(f"classes are {list(pair)}, but the model has {count}: expected 0 to {count - 1}")
-        return torch.tensor(pair, device=aggregate.device).expand(len(aggregate), 2)
+    if classes is not None:
+        if not all(0 <= one < count for one in classes):
+            raise ValueError(f"classes are {list(classes)}, but the model has {count}: expected 0 to {count - 1}")
+        return torch.tensor(classes, device=aggregate.device).expand(len(aggregate), 2)
     if count < 2:
         raise ValueError("the model has one class; a plane takes the logits of two")
     first = aggregate.argmax(-1) if answers.labels is None else answers.labels
     others = aggregate.scatter(1, first[:, None], float("-inf"))
     return torch.stack([first, others.argmax(-1)], 1)
-
-
-def _taken(logits: Tensor, classes: Tensor) -> Tensor:
-    """(B, ..., C) -> (B, ..., 2)."""
-    between = logits.shape[1:-1]
-    return logits.gather(-1, classes.view(-1, *(1 for _ in between), 2).expand(-1, *between, -1))
 
 
 def _placed(tokens: Tensor, groups: Tensor) -> Tensor:
@@ -261,7 +217,7 @@ register_measure(
         "logits",
         "where class tokens, groups and their aggregate are among the logits",
         "MAP, Fig. 5",
-        partial(token_logits, limit=None),  # the images are those that the user asked for
+        token_logits,
         plot_token_logits,
         rows,
         **OF_TOKENS,

@@ -5,23 +5,22 @@ over colours and averaged over images, says how much each pixel matters to that 
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.layer_maps import LayerMaps
+from ...errors import did_you_mean
+from ...inspection.blocks import Block, find_blocks
+from ...inspection.layout import layouts_of
 from ...inspection.meta_pass import in_eval_mode
-from ...inspection.passing import Seen, batches, check_model, moved, peek
-from ...inspection.watch import eager, hooked
+from ...inspection.passing import Images, Seen, batches, check_model, moved, peek
+from ...inspection.watch import eager, hooked, uncompiled
 from ...visual.plots import PALETTE, need_matplotlib
 from .base import Measure, Rows, register_measure
-from .frame import draws, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import Figure, Result, draws, new_figure, plain
 
 SHARES = (0.2, 0.3, 0.5, 0.99)  # of the total: records give the areas that hold them
 DARKEST = 1e-4  # the share of the largest value at the dark end of a logarithmic scale
@@ -30,37 +29,22 @@ CANCELLED = 1e-3
 
 
 @dataclass(frozen=True)
-class Held:
-    """Where a share of a receptive field is.
+class Held(Result):
+    """Where a share of a receptive field is."""
 
-    Args:
-        share: Of the total.
-        side: In pixels, of the smallest square around the centre that holds it. It may reach beyond the image.
-        area: What that square covers of the image, 0 to 1.
-        densest: The smallest part of the image's area that holds it, wherever it is.
-    """
-
-    share: float
-    side: float
-    area: float
-    densest: float
+    share: float  # of the total
+    side: float  # in pixels, of the smallest square around the centre that holds it, which may reach beyond the image
+    area: float  # what that square covers of the image, 0 to 1
+    densest: float  # the smallest part of the image's area that holds it, wherever it is
 
 
 @dataclass(frozen=True, eq=False)
-class ReceptiveField:
-    """How much each pixel matters to the centre of a map.
+class ReceptiveField(Result):
+    """How much each pixel matters to the centre of a map: the place whose middle is nearest to that of the image."""
 
-    Args:
-        values: (H, W) on the CPU, 0 to 1; the largest is 1.
-        layer: The module that gives the map.
-        grid: (h, w) of that map. Its centre is the place whose middle is nearest to that of the image, the later of
-            two.
-        images: Number of images.
-    """
-
-    values: Tensor
-    layer: str
-    grid: tuple[int, int]
+    values: Tensor  # (H, W) on the CPU, 0 to 1; the largest is 1
+    layer: str  # the module that gives the map
+    grid: tuple[int, int]  # (h, w) of that map
     images: int
 
     @property
@@ -82,12 +66,8 @@ class ReceptiveField:
         away = torch.maximum(rows, columns)
         nearest = away.argsort(stable=True)
         reach = away[nearest][values[nearest].cumsum(0).ge(wanted).nonzero()[0, 0]]
-        return Held(
-            share=share,
-            side=2 * reach.item() + 1,
-            area=(away <= reach).double().mean().item(),
-            densest=(most.lt(wanted).sum().item() + 1) / len(values),
-        )
+        area, densest = (away <= reach).double().mean().item(), (most.lt(wanted).sum().item() + 1) / len(values)
+        return Held(share, 2 * reach.item() + 1, area, densest)
 
     def radial(self) -> list[float]:
         """The mean value at each distance from the centre, rounded to whole pixels, from 0."""
@@ -102,24 +82,18 @@ class ReceptiveField:
     def record(self) -> dict[str, Any]:
         """Plain numbers, for JSON, without the image itself."""
         record = dict(layer=self.layer, images=self.images, size=self.size, grid=self.grid, centre=self.centre)
-        return record | dict(held=[asdict(self.held(share)) for share in SHARES], radial=self.radial())
+        return plain(record | dict(held=[self.held(share) for share in SHARES], radial=self.radial()))
 
     def _flat(self) -> tuple[Tensor, Tensor, Tensor]:
         """The values in a row (H*W,), and how far each is from the centre in rows and in columns."""
-        rows, columns = (
-            (torch.arange(n, dtype=torch.float64) - at).abs() for n, at in zip(self.size, self.centre, strict=True)
-        )
-        away = torch.meshgrid(rows, columns, indexing="ij")
-        return self.values.double().flatten(), away[0].flatten(), away[1].flatten()
+        sides = zip(self.size, self.centre, strict=True)
+        away = [(torch.arange(n, dtype=torch.float64) - at).abs() for n, at in sides]
+        rows, columns = torch.meshgrid(*away, indexing="ij")
+        return self.values.double().flatten(), rows.flatten(), columns.flatten()
 
 
 def effective_receptive_field(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
-    *,
-    layer: str | None = None,
-    batch_size: int = 8,
-    seen: Seen | None = None,
+    model: nn.Module, images: Images, *, layer: str | None = None, batch_size: int = 8, seen: Seen | None = None
 ) -> ReceptiveField:
     """The effective receptive field of the centre of a model's feature map.
 
@@ -127,14 +101,9 @@ def effective_receptive_field(
     in eval mode; its weights may be frozen, and the caller may have switched gradients off.
 
     Args:
-        model, images, batch_size, seen: As for `pass_images`; all images have one size. Activations of a batch are
-            kept for the gradient.
+        images: Of one size; activations of a batch are kept for the gradient.
         layer: The module whose map is looked at, as `find_blocks` or `model.named_modules()` has its name, or
             "output" for the model itself; the last block if None.
-
-    Raises:
-        ValueError: There is no such layer or it gives no map, or the map does not depend on the image, or there are
-            no images, or their sizes differ.
     """
     check_model(model)
     if batch_size < 1:
@@ -154,13 +123,9 @@ def effective_receptive_field(
         signs = torch.randint(2, (centre.shape[1],), generator=torch.Generator().manual_seed(0)).to(centre) * 2 - 1
         centres.append((centre.sum(), (centre * signs).sum()))  # now, since the next layer may change the map in place
 
-    with (
-        eager(maps.model),
-        in_eval_mode(maps.model),
-        torch.inference_mode(False),  # whatever the caller has
-        torch.enable_grad(),
-        hooked([module], after=look),
-    ):
+    looking = hooked([module], after=look)
+    # Whatever the caller has switched off
+    with eager(maps.model), in_eval_mode(maps.model), torch.inference_mode(False), torch.enable_grad(), looking:
         for batch, _ in batches(images):
             if batch.shape[-2:] != total.shape:
                 (height, width), (rows, columns) = maps.size, batch.shape[-2:]
@@ -171,9 +136,9 @@ def effective_receptive_field(
                 maps.model(part.requires_grad_())
                 if not centres:
                     raise ValueError(f"{name!r} does not run when the model answers; {maps.known()}")
-                plain, signed = centres[-1]
+                centre, signed = centres[-1]
                 usual = 0 if done else _gradient(signed, part, keep=True).sum()
-                gradient = _gradient(plain, part)
+                gradient = _gradient(centre, part)
                 if gradient.sum() < usual * CANCELLED:
                     raise ValueError(
                         f"the channels of {name!r} add up to a constant, as behind a norm; name the layer before it"
@@ -190,12 +155,10 @@ def effective_receptive_field(
 
 
 @draws(ReceptiveField, "effective_receptive_field")
-def plot_receptive_field(results: Mapping[str, ReceptiveField], *, log: bool = True) -> "Figure":
+def plot_receptive_field(results: Mapping[str, ReceptiveField], *, log: bool = True) -> Figure:
     """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
 
-    Args:
-        results: Results of `effective_receptive_field`, by the names for the titles.
-        log: Whether colours and profiles have a logarithmic scale; most fields are too sharp for another.
+    Most fields are too sharp for another than a logarithmic scale of colours and profiles.
     """
     need_matplotlib()
     from matplotlib.colors import LogNorm, Normalize
@@ -243,6 +206,52 @@ def _middle(pixels: int, places: int) -> tuple[int, float]:
     middles = [(place + 0.5) * stride - 0.5 for place in range(places)]
     place = min(range(places), key=lambda i: (abs(middles[i] - (pixels - 1) / 2), -i))
     return place, min(middles[place], pixels - 1.0)
+
+
+class LayerMaps:
+    """Knows a model's layers and how to read what they give for images like that one as maps (B, C, h, w)."""
+
+    def __init__(self, model: nn.Module, image: Tensor):
+        self.model = uncompiled(model)
+        self.size = image.shape[-2], image.shape[-1]
+        self.blocks: dict[str, Block] = {}
+        try:
+            self.blocks = {block.name: block for block in find_blocks(self.model, image)}
+        except ValueError as error:
+            try:  # it may be one layer alone, whose output is the map
+                with in_eval_mode(self.model), eager(self.model):
+                    self.model(moved(image, self.model))
+            except Exception:  # in whatever words; those of the blocks are better
+                raise error from None
+
+    def layer(self, name: str | None) -> tuple[str, nn.Module]:
+        """The layer of that name; if None the last block, or the model itself where there are none."""
+        if name is None:
+            name = list(self.blocks)[-1] if self.blocks else "output"
+        modules = {name or "output": module for name, module in self.model.named_modules()}
+        if name not in modules:
+            hint = did_you_mean(name, modules)
+            raise ValueError(f"{type(self.model).__name__} has no layer {name!r}; {hint}{self.known()}")
+        return name, modules[name]
+
+    def known(self) -> str:
+        names = list(self.blocks)
+        shown = [*names[:2], "...", names[-1]] if len(names) > 4 else names
+        return f"blocks are {', '.join(shown)}" if shown else "it has no blocks that give a map; try resnet50 or mat_2"
+
+    def read(self, name: str, output: Any) -> Tensor:
+        """What the layer gave, as a view (B, C, h, w)."""
+        if name in self.blocks:
+            return self.blocks[name].map_of(output, self.size)
+        x = next((x for x in (output if isinstance(output, tuple | list) else [output]) if isinstance(x, Tensor)), None)
+        if x is not None:
+            prefixes = {block.layout.prefix for block in self.blocks.values() if block.layout.form == "NLC"}
+            form = getattr(self.model, "output_fmt", None)
+            found = layouts_of(x.shape, self.size, form=form, prefixes=sorted(prefixes, reverse=True))
+            if found:
+                return found[0].as_map(x)
+        what = "no tensor" if x is None else f"shape {tuple(x.shape)}"
+        raise ValueError(f"{name!r} gives {what}, which is no map of the image; name another layer: {self.known()}")
 
 
 def _gradient(value: Tensor, images: Tensor, keep: bool = False) -> Tensor:

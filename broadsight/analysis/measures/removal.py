@@ -4,48 +4,34 @@ The removal itself, the orders and the saliencies are those of the suite "salien
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from torch import nn
 
 from ...data.sources import Source
 from ...evaluation.removal import ORDERS
-from ...evaluation.robustness import Choices, Suite, Tested, passes_of, run_suite
+from ...evaluation.robustness import Choices, Tested, passes_of, run_suite
 from ...evaluation.saliency import Saliency, about, from_name
 from ...visual.plots import PALETTE, need_matplotlib
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
-from .frame import draw_band, draws, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import Figure, Result, draw_band, draws, new_figure
 
 FRACTIONS = tuple(tenth / 10 for tenth in range(10))
-# Line and marker of each order.
-STYLES = dict(zip(ORDERS, (("-", "o"), ("--", "s"), (":", "^")), strict=True))
+STYLES = dict(zip(ORDERS, (("-", "o"), ("--", "s"), (":", "^")), strict=True))  # line and marker
 
 
 @dataclass(frozen=True)
-class RemovalCurves:
-    """Top-1 in per cent against the part of the pixels that is removed.
+class RemovalCurves(Result):
+    """Top-1 in per cent against the part of the pixels that is removed."""
 
-    Args:
-        saliency: How salient pixels are found, in words.
-        images: Number of images.
-        fractions: Parts of 1, from 0 on.
-        top1: By order of removal, one for each fraction.
-        areas: The mean height of each curve, in per cent.
-        skipped: Images that could not be read, and why.
-    """
-
-    saliency: str
-    images: int
-    fractions: tuple[float, ...]
-    top1: dict[str, tuple[float, ...]]
-    areas: dict[str, float]
-    skipped: dict[str, str] = field(default_factory=dict)
+    saliency: str  # how salient pixels are found, in words
+    images: int  # their number
+    fractions: tuple[float, ...]  # parts of 1, from 0 on
+    top1: dict[str, tuple[float, ...]]  # by order of removal, one for each fraction
+    areas: dict[str, float]  # the mean height of each curve, in per cent
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
 
     @property
     def gaps(self) -> dict[str, float]:
@@ -58,8 +44,7 @@ class RemovalCurves:
         return tuple((value * (100 - value) / self.images) ** 0.5 for value in self.top1[order])
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        return asdict(self) | dict(errors={order: self.errors(order) for order in self.top1}, gaps=self.gaps)
+        return super().record() | dict(errors={order: self.errors(order) for order in self.top1}, gaps=self.gaps)
 
 
 def salient_removal(
@@ -71,7 +56,6 @@ def salient_removal(
     dino_checkpoint: str | Path | None = None,
     batch_size: int = 64,
     workers: int = 0,
-    kept: np.ndarray | None = None,
     seed: int = 0,
     strict: bool = False,
     seen: Callable[[int], None] | None = None,
@@ -85,9 +69,6 @@ def salient_removal(
             and their batch to (B, H, W); by default the scenes' own where there are scenes, and else gradcam.
         fractions: Parts of the pixels that are removed; 0 is always measured too.
         dino_checkpoint: Weights of "dino"; timm's if None.
-        batch_size: Images that pass the model at a time.
-        workers: Processes that prepare images.
-        kept: The classes that compete; all of the model's if None.
         seed: Of ties in saliency and of the order by chance.
         strict: Raise an error for an image that cannot be read.
         seen: Called with the number of images that are done in all cases.
@@ -99,7 +80,7 @@ def salient_removal(
         )
     choices = Choices(fractions=tuple(fractions))
     if saliency is None or isinstance(saliency, str):
-        saliency = from_name(saliency, classifier, source, kept=kept, checkpoint=dino_checkpoint)
+        saliency = from_name(saliency, classifier, source, checkpoint=dino_checkpoint)
     elif dino_checkpoint is not None:
         raise ValueError("dino_checkpoint is given with a saliency of your own; it is for the saliency 'dino'")
     passes, done = passes_of("salient", choices), 0
@@ -110,34 +91,23 @@ def salient_removal(
         if seen is not None:
             seen(done // passes)
 
-    options: dict[str, Any] = dict(batch=batch_size, workers=workers, kept=kept, seed=seed, strict=strict, seen=count)
+    options: dict[str, Any] = dict(batch=batch_size, workers=workers, seed=seed, strict=strict, seen=count)
     suite = run_suite("salient", classifier, source, choices=choices, saliency=saliency, **options)
-    return curves_of(suite, about(saliency))
-
-
-def curves_of(suite: Suite, saliency: str = "") -> RemovalCurves:
-    """The curves of a suite "salient" that has been run, with a saliency of that name."""
-    if suite.name != "salient":
-        raise ValueError(f"the suite {suite.name!r} removes nothing by saliency; expected 'salient'")
-    curves = {order: suite.curve(order) for order in ORDERS}
     return RemovalCurves(
-        saliency,
+        about(saliency),
         suite.rows[0].images,
-        tuple(at for at, _ in curves[ORDERS[0]]),
-        {order: tuple(top1 for _, top1 in curve) for order, curve in curves.items()},
+        tuple(at for at, _ in suite.curve(ORDERS[0])),
+        {order: tuple(top1 for _, top1 in suite.curve(order)) for order in ORDERS},
         {order: suite.summary[f"area, {order}"] for order in ORDERS},
         dict(suite.skipped),
     )
 
 
 @draws(RemovalCurves, "salient_removal")
-def plot_salient_removal(curves: Mapping[str, RemovalCurves]) -> "Figure":
+def plot_salient_removal(curves: Mapping[str, RemovalCurves]) -> Figure:
     """Draw top-1 against the part that is removed: a colour for each classifier, a line for each order.
 
     Bands are one standard error to either side.
-
-    Args:
-        curves: Results of `salient_removal`, by the names for the legend.
     """
     need_matplotlib()
     from matplotlib.lines import Line2D
@@ -152,19 +122,15 @@ def plot_salient_removal(curves: Mapping[str, RemovalCurves]) -> "Figure":
             panel.plot(at, one.top1[order], **style)
             draw_band(panel, at, one.top1[order], one.errors(order), colour, 0.12)
             handles.append(Line2D([], [], **style, label=f"{label}, {order} (area {one.areas[order]:.1f})"))
-    panel.set_xlabel("pixels removed, %")
-    panel.set_ylabel("top-1, %")
-    panel.set_ylim(bottom=0)
+    panel.set(xlabel="pixels removed, %", ylabel="top-1, %", ylim=(0, None))
     panel.set_title("salient by " + "; ".join(dict.fromkeys(one.saliency for one in curves.values())), fontsize=9)
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 
 def rows(result: RemovalCurves) -> Rows:
-    cells: list[Sequence[Any]] = [
-        (f"{100 * fraction:g} % gone", *(values[place] for values in result.top1.values()))
-        for place, fraction in enumerate(result.fractions)
-    ]
+    names = [f"{100 * fraction:g} % gone" for fraction in result.fractions]
+    cells = list(zip(names, *result.top1.values(), strict=True))
     return ("top-1 %", *result.top1), [*cells, ("area", *(result.areas[order] for order in result.top1))]
 
 

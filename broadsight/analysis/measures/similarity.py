@@ -6,53 +6,33 @@ matrix of pairs: it is the squared length of the sum of the rows, each brought t
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...inspection.attention_rows import Rows as AttentionRows
-from ...inspection.passing import Seen
+from ...inspection.passing import Images, Seen
 from ...layers import GroupClassAttention, PartialAttention
 from .base import OF_ATTENTION, Measure, Rows, register_measure
-from .frame import AttentionSum, draw_lines, draws, new_figure, sum_attention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import AttentionSum, Figure, Result, draw_lines, draws, new_figure, sum_attention
 
 
 @dataclass(frozen=True)
-class LayerSimilarity:
-    """How alike a layer's attention rows are, from 0 (no key in common) to 1 (the same weights).
+class LayerSimilarity(Result):
+    """How alike a layer's attention rows are, from 0 (no key in common) to 1 (the same weights)."""
 
-    Args:
-        queries: Mean cosine similarity of two queries of one head; None where no two share their keys.
-        heads: Mean cosine similarity of two heads at the same query; None where there are no two.
-        by_head: `queries` of each head; one for all where heads have no axis of their own in the layer's weights.
-        keys: The length of the rows.
-        reason: Why a figure is None; empty if none is.
-    """
-
-    queries: float | None
-    heads: float | None
-    by_head: tuple[float | None, ...]
-    keys: int
-    reason: str = ""
-
-    def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        return asdict(self)
+    queries: float | None  # mean cosine similarity of two queries of one head; None where no two share their keys
+    heads: float | None  # mean cosine similarity of two heads at the same query; None where there are no two
+    by_head: tuple[float | None, ...]  # `queries` of each head; one for all where heads have no axis of their own
+    keys: int  # the length of the rows
+    reason: str = ""  # why a figure is None
 
 
 def attention_similarity(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
-    *,
-    with_itself: bool = False,
-    batch_size: int = 8,
-    seen: Seen | None = None,
+    model: nn.Module, images: Images, *, with_itself: bool = False, batch_size: int = 8, seen: Seen | None = None
 ) -> dict[str, LayerSimilarity]:
     """Cosine similarity of the attention rows of every layer, by the layer's name, in the order of execution.
 
@@ -65,9 +45,6 @@ def attention_similarity(
         model, images, batch_size, seen: As for `pass_images`; all images have one size.
         with_itself: Whether a row is a pair with itself too, as in the mean over the whole matrix of pairs. It adds
             1 / N to the mean of N rows.
-
-    Raises:
-        ValueError: The model has no attention, or there are no images, or their sizes differ.
     """
     options: dict[str, Any] = dict(arranged=_by_head, batch_size=batch_size, seen=seen)
     layers = sum_attention(model, images, lambda rows: _Layer(rows, with_itself), **options)
@@ -75,12 +52,10 @@ def attention_similarity(
 
 
 @draws(LayerSimilarity, "attention_similarity", by_layer=True)
-def plot_attention_similarity(similarities: Mapping[str, Mapping[str, LayerSimilarity]]) -> "Figure":
+def plot_attention_similarity(similarities: Mapping[str, Mapping[str, LayerSimilarity]]) -> Figure:
     """Draw two panels, similarity between queries and between heads over layers, with one line for each model.
 
-    Args:
-        similarities: Results of `attention_similarity`, by the names for the legend. Layers without a figure leave a
-            gap.
+    Layers without a figure leave a gap.
     """
     figure = new_figure(10, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
@@ -98,9 +73,9 @@ def plot_attention_similarity(similarities: Mapping[str, Mapping[str, LayerSimil
 
 def rows(result: Mapping[str, LayerSimilarity]) -> Rows:
     columns = ("layer", "keys", "between queries", "between heads", "why not")
-    cells = [(name, x.keys, x.queries, x.heads, x.reason or None) for name, x in result.items()]
-    shown = 5 if any(row[-1] for row in cells) else 4
-    return columns[:shown], [row[:shown] for row in cells]
+    shown = 5 if any(x.reason for x in result.values()) else 4
+    cells = [(name, x.keys, x.queries, x.heads, x.reason or None)[:shown] for name, x in result.items()]
+    return columns[:shown], cells
 
 
 def _by_head(rows: AttentionRows, module: nn.Module) -> AttentionRows:
@@ -113,11 +88,7 @@ def _by_head(rows: AttentionRows, module: nn.Module) -> AttentionRows:
 
 
 class _Layer(AttentionSum):
-    """Sums over groups of rows of their mean cosine similarity, and the numbers of groups.
-
-    Args:
-        with_itself: Whether a row and itself make a pair.
-    """
+    """Sums over groups of rows of their mean cosine similarity, and the numbers of groups."""
 
     def __init__(self, rows: AttentionRows, with_itself: bool):
         super().__init__(rows)
@@ -128,19 +99,19 @@ class _Layer(AttentionSum):
     def add(self, rows: AttentionRows) -> None:
         axis = rows.head_axis
         others = [i for i in range(len(rows.shape) - 2) if i != axis]
-        sums = counts = torch.zeros(())  # of an image's queries so far: their unit rows (b, ..., M), and how many
+        sums = counts = torch.zeros(())
         for _, queries, logits, weights in rows.pieces():
             unit = logits.softmax(-1) if weights is None else weights.clone()
             unit.div_(torch.linalg.vector_norm(unit, dim=-1, keepdim=True))
-            counted = torch.ones(unit.shape[:-1], dtype=unit.dtype, device=unit.device)
+            counted = torch.ones_like(unit[..., 0])
             if unit[..., 0].isnan().any():  # masked as a whole, or else the model computes nonsense: it should show
                 hidden = logits.isneginf().all(-1)
                 unit.masked_fill_(hidden[..., None], 0)
                 counted.masked_fill_(hidden, 0)
-            first, last = not queries.start, queries.stop >= rows.shape[-2]
-            sums = unit.sum(-2) if first else sums + unit.sum(-2)
-            counts = counted.sum(-1) if first else counts + counted.sum(-1)
-            if last:
+            if queries.start == 0:
+                sums = counts = torch.zeros(())  # of an image's queries so far: their unit rows, and how many
+            sums, counts = sums + unit.sum(-2), counts + counted.sum(-1)
+            if queries.stop >= rows.shape[-2]:
                 self.query_sums += self._means(sums, counts).sum([axis + 1 for axis in others]).view(2, -1)
             if axis is not None:
                 self.head_sums += self._means(unit.sum(axis), counted.sum(axis)).flatten(1).sum(1)
@@ -150,8 +121,7 @@ class _Layer(AttentionSum):
         squares, n = sums.square().sum(-1).cpu().double(), rows.cpu().double()
         pairs = n * n if self.with_itself else n * (n - 1)
         means = (squares if self.with_itself else squares - n) / pairs.clamp(min=1)
-        enough = pairs > 0
-        return torch.stack([torch.where(enough, means, 0), enough.double()])  # 0, 0 for a group without pairs
+        return torch.stack([torch.where(pairs > 0, means, 0), (pairs > 0).double()])  # 0, 0 for a group without pairs
 
     def similarity(self) -> LayerSimilarity:
         def mean(total: Tensor, groups: Tensor) -> float | None:

@@ -7,20 +7,18 @@ sharpens; one that lowers it blurs.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...inspection.blocks import Block
-from ...inspection.passing import Seen
+from ...inspection.passing import Images, Seen
 from .base import Measure, Rows, register_measure
-from .frame import draw_legend, draw_lines, draws, new_figure, pass_blocks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure, SubFigure
+from .frame import Figure, Result, draw_legend, draw_lines, draws, new_figure, pass_blocks, plain
 
 FLOOR = 1e-6
 COLUMNS = 3  # models side by side, at most
@@ -30,20 +28,13 @@ DEPTH = 0.9  # where on the colour scale the last layer is: beyond, it is too br
 
 
 @dataclass(frozen=True)
-class LayerSpectrum:
-    """One layer; means over images and channels.
+class LayerSpectrum(Result):
+    """One layer; means over images and channels."""
 
-    Args:
-        name: Path of the block or module.
-        frequencies: From 0 to 1, in units of pi; 1 is reached if the shorter side of the map is even.
-        log_amplitude: Natural logarithm of the amplitude at these, down and across alike.
-        spectrum: (h, w) of log-amplitudes, frequency 0 at [h // 2, w // 2].
-    """
-
-    name: str
-    frequencies: tuple[float, ...]
-    log_amplitude: tuple[float, ...]
-    spectrum: Tensor
+    name: str  # path of the block or module
+    frequencies: tuple[float, ...]  # from 0 to 1, in units of pi; 1 is reached if the shorter side of the map is even
+    log_amplitude: tuple[float, ...]  # natural logarithm of the amplitude at these, down and across alike
+    spectrum: Tensor  # (h, w) of log-amplitudes, frequency 0 at [h // 2, w // 2]
 
     @property
     def relative(self) -> tuple[float, ...]:
@@ -57,32 +48,23 @@ class LayerSpectrum:
 
     def record(self) -> dict[str, Any]:
         """Plain values, for JSON; the spectrum in rows from top to bottom."""
-        return {
-            "name": self.name,
-            "grid": list(self.spectrum.shape),
-            "high": self.high,
-            "frequencies": list(self.frequencies),
-            "log_amplitude": list(self.log_amplitude),
-            "relative": list(self.relative),
-            "spectrum": [[float(f"{x:.6g}") for x in row] for row in self.spectrum.tolist()],
-        }
+        spectrum = [[float(f"{x:.6g}") for x in row] for row in self.spectrum.tolist()]
+        record: dict[str, Any] = dict(name=self.name, grid=self.spectrum.shape, high=self.high, spectrum=spectrum)
+        record |= dict(frequencies=self.frequencies, log_amplitude=self.log_amplitude, relative=self.relative)
+        return plain(record)
 
 
 @dataclass(frozen=True)
-class Spectra:
+class Spectra(Result):
     """All layers in order of execution, and the number of images."""
 
     layers: tuple[LayerSpectrum, ...]
     images: int
 
-    def record(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {"images": self.images, "layers": [layer.record() for layer in self.layers]}
-
 
 def log_amplitude(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
+    images: Images,
     *,
     layers: str | Sequence[str] | None = None,
     floor: float = FLOOR,
@@ -98,9 +80,6 @@ def log_amplitude(
         layers: Other modules than the blocks, as `find_layers` takes them: "*.mixer.static" are the static branches of
             an EMSNet, "*.dynamic.local" its C-MHSA with propagation, "*.dynamic.global_" its G-MHSA.
         floor: Added to every amplitude, since 0 has no logarithm.
-
-    Raises:
-        ValueError: The model has no blocks or no such modules, there are no images, or their sizes differ.
     """
     if not floor > 0:
         raise ValueError(f"floor={floor!r}; expected a small number above 0, such as {FLOOR}")
@@ -118,56 +97,6 @@ def log_amplitude(
     return Spectra(tuple(_layer(x.name, sums[x.name] / passed, x.layout.grid[1]) for x in blocks), passed)
 
 
-@draws(Spectra, "log_amplitude")
-def plot_spectrum(spectra: Mapping[str, Spectra], *, layers: Sequence[int] | None = None) -> "Figure":
-    """Draw what `plot_log_amplitude` draws, and below that what `plot_amplitude_spectrum` draws."""
-    (width, above), (wide, below) = _size_of_curves(spectra), _size_of_panels(spectra, layers)
-    figure = new_figure(max(width, wide), above + below)
-    parts: Any = figure.subfigures(2, 1, height_ratios=[above, below])
-    _draw_curves(parts[0], spectra, layers)
-    _draw_panels(parts[1], spectra, layers)
-    return figure
-
-
-@draws(Spectra, "log_amplitude")
-def plot_log_amplitude(spectra: Mapping[str, Spectra], *, layers: Sequence[int] | None = None) -> "Figure":
-    """Draw relative log-amplitudes over frequency, a panel for each model and a line for each layer, dark to bright
-    with depth; and beside these the highest frequency over depth, one line for each model.
-
-    Args:
-        spectra: Results of `log_amplitude`, by the names for the titles.
-        layers: Numbers of those to draw, from 0; all by default.
-    """
-    figure = new_figure(*_size_of_curves(spectra))
-    _draw_curves(figure, spectra, layers)
-    return figure
-
-
-@draws(Spectra, "log_amplitude")
-def plot_amplitude_spectrum(spectra: Mapping[str, Spectra], *, layers: Sequence[int] | None = None) -> "Figure":
-    """Draw the spectra themselves, frequency 0 in the middle: a row for each model, depth from left to right.
-
-    Colours are log-amplitudes less that of frequency 0, on one scale, which ends at -10.
-
-    Args:
-        spectra: Results of `log_amplitude`, by the names for the rows.
-        layers: Numbers of those to draw, from 0; by default up to eight, evenly spaced.
-    """
-    figure = new_figure(*_size_of_panels(spectra, layers))
-    _draw_panels(figure, spectra, layers)
-    return figure
-
-
-def rows(result: Spectra) -> Rows:
-    """Relative log-amplitudes at a quarter, half and all of the highest frequency."""
-    cells = []
-    for x in result.layers:
-        places = [round(part * (len(x.frequencies) - 1)) for part in (0.25, 0.5, 1.0)]
-        at = [x.relative[place] if place else None for place in places]  # a small map has few frequencies
-        cells.append((x.name, "x".join(map(str, x.spectrum.shape)), *at))
-    return ("layer", "grid", "log amplitude at 1/4", "at 1/2", "at the highest"), cells
-
-
 def _layer(name: str, half: Tensor, width: int) -> LayerSpectrum:
     """From the half (h, w // 2 + 1) of a spectrum that a real map has; the other half mirrors it."""
     height = len(half)
@@ -182,55 +111,63 @@ def _layer(name: str, half: Tensor, width: int) -> LayerSpectrum:
 
 def _between(whole: Tensor, row: float, column: float) -> float:
     """The value between the frequencies around, weighted by how near they are; a spectrum is periodic."""
+    rows, columns = ([(math.floor(x), 1 - x % 1), (math.floor(x) + 1, x % 1)] for x in (row, column))
     value = 0.0
-    for i, near_row in ((math.floor(row), 1 - row % 1), (math.floor(row) + 1, row % 1)):
-        for j, near_column in ((math.floor(column), 1 - column % 1), (math.floor(column) + 1, column % 1)):
-            if near_row * near_column:
-                value += near_row * near_column * float(whole[i % len(whole), j % whole.shape[1]])
+    for (i, near_row), (j, near_column) in product(rows, columns):
+        if near_row * near_column:
+            value += near_row * near_column * float(whole[i % len(whole), j % whole.shape[1]])
     return value
 
 
-def _size_of_curves(spectra: Mapping[str, Spectra]) -> tuple[float, float]:
-    return 3.4 * min(len(spectra), COLUMNS) + 5.2, 4.0 * math.ceil(len(spectra) / COLUMNS)
+@draws(Spectra, "log_amplitude")
+def plot_spectrum(spectra: Mapping[str, Spectra]) -> Figure:
+    """Draw curves of relative log-amplitudes, and below them the spectra themselves.
+
+    Above is a panel for each model with a line for each layer, dark to bright with depth, and beside these the highest
+    frequency over depth, one line for each model. Below is a row for each model, depth from left to right, frequency 0
+    in the middle, up to eight of them, evenly spaced. Colours are log-amplitudes less that of frequency 0, on one
+    scale, which ends at -10.
+    """
+    layers = [len(one.layers) for one in spectra.values()]
+    numbers = [[round(i * (n - 1) / max(min(n, PANELS) - 1, 1)) for i in range(min(n, PANELS))] for n in layers]
+    columns = min(len(spectra), COLUMNS)
+    above, below = 4.0 * math.ceil(len(spectra) / columns), 1.75 * len(spectra) + 0.5
+    figure = new_figure(max(3.4 * columns + 5.2, 1.5 * max(map(len, numbers)) + 2.0), above + below)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[above, below])
+    _draw_curves(parts[0], spectra, columns)
+    _draw_maps(parts[1], spectra, numbers)
+    return figure
 
 
-def _draw_curves(figure: "Figure | SubFigure", spectra: Mapping[str, Spectra], layers: Sequence[int] | None) -> None:
+def _draw_curves(figure: Any, spectra: Mapping[str, Spectra], columns: int) -> None:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    columns, shade = min(len(spectra), COLUMNS), colormaps["viridis"]
-    parts: Any = figure.subfigures(1, 2, width_ratios=[3.4 * columns + 0.6, 4.6])
-    curves, summary = parts
+    shade = colormaps["viridis"]
+    curves, summary = figure.subfigures(1, 2, width_ratios=[3.4 * columns + 0.6, 4.6])
     panels = curves.subplots(math.ceil(len(spectra) / columns), columns, squeeze=False, sharey=True)
     for panel in panels.flat[len(spectra) :]:
         panel.set_visible(False)
     for panel, (label, one) in zip(panels.flat, spectra.items(), strict=False):
-        last = max(len(one.layers) - 1, 1)
-        for number in _chosen(one, layers):
-            layer = one.layers[number]
-            panel.plot(layer.frequencies, layer.relative, color=shade(DEPTH * number / last), linewidth=1.2)
+        for number, layer in enumerate(one.layers):
+            depth = DEPTH * number / max(len(one.layers) - 1, 1)
+            panel.plot(layer.frequencies, layer.relative, color=shade(depth), linewidth=1.2)
         panel.axhline(0, color="grey", linewidth=0.6)
         panel.set_title(label, fontsize=10)
         panel.set_xlabel("frequency, π")
     for panel in panels[:, 0]:
         panel.set_ylabel("Δ log amplitude")
-    depth = ScalarMappable(Normalize(0, 1 / DEPTH), shade)
-    bar = curves.colorbar(depth, ax=panels, label="depth", ticks=[0, 1], boundaries=[i / 64 for i in range(65)])
+    depths = ScalarMappable(Normalize(0, 1 / DEPTH), shade)
+    bar = curves.colorbar(depths, ax=panels, label="depth", ticks=[0, 1], boundaries=[i / 64 for i in range(65)])
     bar.ax.set_yticklabels(["first", "last"])
     high = summary.subplots()
-    lines = {label: [one.layers[i].high for i in _chosen(one, layers)] for label, one in spectra.items()}
+    lines = {label: [layer.high for layer in one.layers] for label, one in spectra.items()}
     draw_lines(high, lines, "Δ log amplitude at the highest frequency")
     draw_legend(high)
 
 
-def _size_of_panels(spectra: Mapping[str, Spectra], layers: Sequence[int] | None) -> tuple[float, float]:
-    most = max(len(_chosen(one, layers, PANELS)) for one in spectra.values())
-    return 1.5 * most + 2.0, 1.75 * len(spectra) + 0.5
-
-
-def _draw_panels(figure: "Figure | SubFigure", spectra: Mapping[str, Spectra], layers: Sequence[int] | None) -> None:
-    chosen = [_chosen(one, layers, PANELS) for one in spectra.values()]
+def _draw_maps(figure: Any, spectra: Mapping[str, Spectra], chosen: Sequence[Sequence[int]]) -> None:
     panels = figure.subplots(len(spectra), max(map(len, chosen)), squeeze=False)
     shown = [
         [one.layers[number].spectrum - one.layers[number].log_amplitude[0] for number in numbers]
@@ -248,20 +185,17 @@ def _draw_panels(figure: "Figure | SubFigure", spectra: Mapping[str, Spectra], l
             panel.set_visible(True)
             drawn = panel.imshow(image.numpy(), cmap="viridis", aspect="auto", **scale)
             panel.set_title(f"layer {number + 1}", fontsize=9)
-    extend = "min" if lowest < LOWEST else "neither"
-    figure.colorbar(drawn, ax=panels, label="Δ log amplitude", extend=extend)
+    figure.colorbar(drawn, ax=panels, label="Δ log amplitude", extend="min" if lowest < LOWEST else "neither")
 
 
-def _chosen(one: Spectra, layers: Sequence[int] | None, most: int | None = None) -> list[int]:
-    count = len(one.layers)
-    if layers is not None:
-        for number in layers:
-            if not 0 <= number < count:
-                raise ValueError(f"there is no layer {number}; layers are numbered from 0 to {count - 1}")
-        return list(layers)
-    if most is None or count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+def rows(result: Spectra) -> Rows:
+    """Relative log-amplitudes at a quarter, half and all of the highest frequency."""
+    cells = []
+    for x in result.layers:
+        places = [round(part * (len(x.frequencies) - 1)) for part in (0.25, 0.5, 1.0)]
+        at = [x.relative[place] if place else None for place in places]  # a small map has few frequencies
+        cells.append((x.name, "x".join(map(str, x.spectrum.shape)), *at))
+    return ("layer", "grid", "log amplitude at 1/4", "at 1/2", "at the highest"), cells
 
 
 register_measure(
@@ -270,7 +204,7 @@ register_measure(
         "which spatial frequencies features have, layer by layer: smooth or fine",
         "EMSNet, Figs. 3.5, 3.6 and 3.10",
         log_amplitude,
-        lambda spectra, path=None: plot_spectrum(spectra, path),  # whose `layers` are numbers
+        plot_spectrum,
         rows,
         options={
             "layers": "modules to look at instead of all blocks: names or patterns",

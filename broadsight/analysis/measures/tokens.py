@@ -1,79 +1,161 @@
-"""Bias and variance of class tokens, each taken for a voter.
+"""What the class tokens of a multi-token pool answer: the bias and variance of tokens taken for voters.
 
 The measure of MAP (Eq. 2) with zero-one loss. The bias says how often all tokens together are wrong; the variance how
 often a token answers otherwise than all together, right or not.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.passing import Seen
+from ...inspection.passing import Images, Seen, check_model, pass_images
+from ...inspection.watch import uncompiled
 from ...visual.plots import PALETTE
 from .base import Measure, Rows, register_measure
-from .frame import count_from_one, draws, new_figure, style_of
-from .token_groups import OF_TOKENS, Answers, hear_tokens
+from .frame import Figure, Result, count_from_one, draws, new_figure, style_of
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+
+def has_tokens(model: Any) -> bool:
+    return callable(getattr(model, "forward_groups", None)) and bool(getattr(model, "has_groups", True))
+
+
+# What all measures of class tokens have in common.
+OF_TOKENS: dict[str, Any] = dict(
+    thing="multi-token pooling",
+    examples="map_resnet50, map_convnext_tiny, or a run trained with --pool map",
+    suits=has_tokens,
+    labels="welcome",
+    dense=False,
+)
 
 
 @dataclass(frozen=True)
-class GroupVotes:
-    """One group, as parts of 1.
+class Answers:
+    """Logits of B images from G groups of T class tokens, C classes, in single precision or better.
 
-    Args:
-        bias: How often the group is wrong; None without labels.
-        variance: The share of its tokens that answer otherwise than the group.
-        apart: The share of its tokens that answer otherwise than all groups together; the mean over groups is the
-            variance of all tokens.
+    A token has its share of its group's logits, without the bias; the group's logits where a group has one token.
     """
 
-    bias: float | None
-    variance: float
-    apart: float
+    tokens: Tensor  # (B, G, T, C)
+    groups: Tensor  # (B, G, C)
+    aggregate: Tensor  # (B, C), the model's answer
+    labels: Tensor | None  # (B,) on the same device
+
+
+def hear_tokens(
+    model: nn.Module,
+    images: Images,
+    labels: Tensor | None,
+    hear: Callable[[Answers], None],
+    *,
+    batch_size: int,
+    seen: Seen | None,
+) -> None:
+    """Let a model answer all images and pass its tokens' answers to `hear`, batch by batch.
+
+    Labels are (B,) of images that are one tensor; of others they are the second of a tuple.
+    """
+    check_model(model)
+    inner = uncompiled(model)
+    if not has_tokens(inner):
+        kind = type(getattr(inner, "head", inner) if hasattr(inner, "forward_groups") else inner).__name__
+        raise ValueError(
+            f"{kind} has no groups of class tokens; pass one that has: broadsight.swap_pool(name, 'map'), map_resnet50 "
+            "and its like, or a run with --pool map"
+        )
+    if labels is not None:
+        if not isinstance(images, Tensor):
+            raise ValueError("labels are given apart from an iterable of batches; pass batches (images, labels)")
+        if len(labels) != len(images):
+            raise ValueError(f"{len(labels)} labels for {len(images)} images; expected one for each")
+        images = [(images, labels)]
+    labelled: set[bool] = set()
+
+    def see(found: Any, rest: tuple) -> None:
+        answers = _answers(found, rest[0] if rest else None)
+        labelled.add(answers.labels is not None)
+        if len(labelled) > 1:
+            raise ValueError("some batches of images come with labels and others without; expected one or the other")
+        hear(answers)
+
+    pass_images(_AskTokens(inner), images, batch_size=batch_size, seen=seen, see=see)
+
+
+class _AskTokens(nn.Module):
+    """`forward_groups` as a model's forward."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model.forward_groups(x, per_token=True)
+
+
+def _answers(found: Any, labels: Any) -> Answers:
+    if found.tokens is None:
+        raise ValueError(
+            "the pool is light: it answers by its averaged tokens and has dropped the tokens' own classifiers; pass "
+            "the full one"
+        )
+    groups, distill, tokens = found.tokens, getattr(found, "distill", None), found.per_token
+    aggregate = (groups if distill is None else torch.cat([groups, distill], 1)).mean(1)
+    if tokens is None or tokens.shape[2] == 1:
+        tokens = groups[:, :, None]
+    tokens, groups, aggregate = (x if x.dtype == torch.float64 else x.float() for x in (tokens, groups, aggregate))
+    if not (tokens.isfinite().all() and groups.isfinite().all()):
+        raise ValueError("the model answers with numbers that are not finite; its weights are damaged")
+    return Answers(tokens, groups, aggregate, None if labels is None else _checked(labels, aggregate))
+
+
+def _checked(labels: Any, logits: Tensor) -> Tensor:
+    """Labels (B,) on the device of the logits (B, C)."""
+    try:
+        labels = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"labels are a {type(labels).__name__}; expected class numbers (B,)") from None
+    images, classes = logits.shape
+    if labels.shape != (images,) or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
+    for label in labels.tolist():
+        if not 0 <= label < classes:
+            raise ValueError(f"a label is {label}, but the model has {classes} classes; expected 0 to {classes - 1}")
+    return labels.to(logits.device)
 
 
 @dataclass(frozen=True)
-class TokenVotes:
-    """Bias and variance of all tokens, means over images as parts of 1.
+class GroupVotes(Result):
+    """One group, as parts of 1."""
 
-    Args:
-        images, groups, tokens: Numbers of images, groups, and tokens in each group.
-        bias: How often the aggregate is wrong; None without labels.
-        variance: The share of tokens that answer otherwise than the aggregate; always 0 for a single token.
-        bias_error, variance_error: Standard errors of these means; None for a single image.
-        token_error: How often a token is wrong, on average over tokens; None without labels.
-        per_group: Each group by itself.
-        per_token: How often each token answers otherwise than the aggregate, by group.
+    bias: float | None  # how often the group is wrong; None without labels
+    variance: float  # the share of its tokens that answer otherwise than the group
+    apart: float  # than all groups together; the mean over groups is the variance of all tokens
+
+
+@dataclass(frozen=True)
+class TokenVotes(Result):
+    """Bias and variance of all tokens, means over images as parts of 1, with standard errors.
+
+    What is about errors is None without labels, or of a single image.
     """
 
     images: int
-    groups: int
-    tokens: int
-    bias: float | None
-    variance: float
+    groups: int  # their number
+    tokens: int  # in each group
+    bias: float | None  # how often the aggregate is wrong
+    variance: float  # the share of tokens that answer otherwise than it; 0 for a single token
     bias_error: float | None
     variance_error: float | None
-    token_error: float | None
+    token_error: float | None  # how often a token is wrong, on average over tokens
     per_group: tuple[GroupVotes, ...]
-    per_token: tuple[tuple[float, ...], ...]
-
-    def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        return asdict(self)
+    per_token: tuple[tuple[float, ...], ...]  # how often each token answers otherwise than the aggregate, by group
 
 
 def token_votes(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
-    labels: Tensor | None = None,
-    *,
-    batch_size: int = 8,
-    seen: Seen | None = None,
+    model: nn.Module, images: Images, labels: Tensor | None = None, *, batch_size: int = 8, seen: Seen | None = None
 ) -> TokenVotes:
     """Bias and variance of the class tokens of a model with multi-token pooling.
 
@@ -81,14 +163,9 @@ def token_votes(
     one token each, of the group's logits. Distillation tokens take part in the aggregate and do not vote.
 
     Args:
-        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50; in any mode, which it
-            keeps.
+        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50.
         images, batch_size, seen: As for `pass_images`; the second of a tuple of images is their labels.
         labels: (B,) class numbers of images that come as one tensor. Without labels there is no bias.
-
-    Raises:
-        ValueError: The model has no such tokens or has dropped their classifiers, there are no images, or labels do
-            not fit.
     """
     votes: list[list[Tensor]] = []
 
@@ -102,41 +179,36 @@ def token_votes(
 
 def _counted(tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor | None = None) -> TokenVotes:
     """From the classes that tokens (N, G, T), groups (N, G) and the aggregate (N,) vote for."""
+
+    def error(values: Tensor) -> float | None:
+        """The standard error of their mean (N,)."""
+        return float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
+
     apart = (tokens != aggregate[:, None, None]).double()
-    per_token, variances = apart.mean(0), apart.flatten(1).mean(1)  # G T, N
+    per_token = apart.mean(0)  # G T
     within = (tokens != groups[:, :, None]).double().mean((0, 2))
     bias = bias_error = token_error = None
     biases: list[float | None] = [None] * groups.shape[1]
     if labels is not None:
         wrong = (aggregate != labels).double()
-        bias, bias_error = wrong.mean().item(), _error(wrong)
+        bias, bias_error = wrong.mean().item(), error(wrong)
         token_error = (tokens != labels[:, None, None]).double().mean().item()
         biases = (groups != labels[:, None]).double().mean(0).tolist()
-    rows = zip(biases, within.tolist(), per_token.mean(1).tolist(), strict=True)
     return TokenVotes(
         *tokens.shape,
         bias=bias,
         variance=per_token.mean().item(),
         bias_error=bias_error,
-        variance_error=_error(variances),
+        variance_error=error(apart.flatten(1).mean(1)),
         token_error=token_error,
-        per_group=tuple(GroupVotes(*row) for row in rows),
+        per_group=tuple(map(GroupVotes, biases, within.tolist(), per_token.mean(1).tolist())),
         per_token=tuple(map(tuple, per_token.tolist())),
     )
 
 
-def _error(values: Tensor) -> float | None:
-    """The standard error of their mean (N,)."""
-    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
-
-
 @draws(TokenVotes, "token_votes")
-def plot_token_votes(votes: Mapping[str, TokenVotes]) -> "Figure":
-    """Draw bias and variance of each model, with standard errors, and beside them the variance group by group.
-
-    Args:
-        votes: Results of `token_votes`, by the names for the axis.
-    """
+def plot_token_votes(votes: Mapping[str, TokenVotes]) -> Figure:
+    """Draw bias and variance of each model, with standard errors, and beside them the variance group by group."""
     figure = new_figure(max(9, 5 + 1.1 * len(votes)), 4.2)
     whole, by_group = figure.subplots(1, 2)
     for part, (name, hatch) in enumerate({"bias": "", "variance": "//"}.items()):
@@ -159,22 +231,20 @@ def plot_token_votes(votes: Mapping[str, TokenVotes]) -> "Figure":
     by_group.plot([], [], **empty, markerfacecolor="white", label="hollow: apart from their group")
     by_group.set_xlim(0.5, max(one.groups for one in votes.values()) + 0.5)
     count_from_one(by_group, "group")
-    whole.set(title="all tokens together", ylabel="of images or tokens, %")
-    by_group.set(title="group by group", ylabel="tokens that answer otherwise, %")
-    for panel in (whole, by_group):
-        panel.set_ylim(bottom=0)
+    whole.set(title="all tokens together", ylabel="of images or tokens, %", ylim=(0, None))
+    by_group.set(title="group by group", ylabel="tokens that answer otherwise, %", ylim=(0, None))
     whole.legend(frameon=False)
     by_group.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
 def rows(result: TokenVotes) -> Rows:
-    def percent(*shares: float | None) -> list[float | None]:
-        return [None if share is None else 100 * share for share in shares]
+    def row(name: str, tokens: int, *shares: float | None) -> tuple[Any, ...]:
+        return name, tokens, *(None if share is None else 100 * share for share in shares)
 
-    whole = ("all", result.groups * result.tokens, *percent(result.bias, result.variance, None))
+    whole = row("all", result.groups * result.tokens, result.bias, result.variance, None)
     groups = [
-        (f"group {number}", result.tokens, *percent(one.bias, one.apart, one.variance))
+        row(f"group {number}", result.tokens, one.bias, one.apart, one.variance)
         for number, one in enumerate(result.per_group, 1)
     ]
     return ("of", "tokens", "wrong %", "tokens apart from all %", "from their group %"), [whole, *groups]

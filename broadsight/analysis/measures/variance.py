@@ -5,76 +5,49 @@ features, so compare models of one backbone only, or divide by the mean of the s
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ...inspection.blocks import Block
-from ...inspection.passing import Seen
+from ...inspection.passing import Images, Seen
 from .base import Measure, Rows, register_measure
-from .frame import draw_legend, draw_lines, draws, new_figure, pass_blocks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .frame import Figure, Result, draw_legend, draw_lines, draws, new_figure, pass_blocks
 
 WIDE = 100  # the ratio of the largest value to the smallest beyond which the axis is logarithmic
 
 
 @dataclass(frozen=True)
-class LayerVariance:
-    """One layer; means over images.
+class LayerVariance(Result):
+    """One layer; means over images. Relative is what is divided by the mean of the squared features, 0 if all are 0."""
 
-    Args:
-        name: Path of the block.
-        channel: Variance over the channels of a place, averaged over places.
-        spatial: Variance over the places of a channel, averaged over channels.
-        relative_channel, relative_spatial: The same, divided by the mean of the image's squared features in this layer;
-            0 where these are all 0.
-        channels: Their number.
-        grid: (h, w) of the map of the first image.
-    """
-
-    name: str
-    channel: float
-    spatial: float
+    name: str  # path of the block
+    channel: float  # variance over the channels of a place, averaged over places
+    spatial: float  # variance over the places of a channel, averaged over channels
     relative_channel: float
     relative_spatial: float
     channels: int
-    grid: tuple[int, int]
+    grid: tuple[int, int]  # (h, w) of the map of the first image
 
 
 @dataclass(frozen=True)
-class FeatureVariance:
+class FeatureVariance(Result):
     """All layers in order of execution, the number of images, and what was subtracted from the number of values."""
 
     layers: tuple[LayerVariance, ...]
     images: int
     correction: int
 
-    def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
-        return asdict(self)
-
 
 def feature_variance(
-    model: nn.Module,
-    images: Tensor | Iterable[Any],
-    *,
-    correction: int = 1,
-    batch_size: int = 8,
-    seen: Seen | None = None,
+    model: nn.Module, images: Images, *, correction: int = 1, batch_size: int = 8, seen: Seen | None = None
 ) -> FeatureVariance:
     """Channel and spatial variance of what every block of a model gives, without class and register tokens.
 
     Args:
-        model, images, batch_size, seen: As for `pass_images`; `find_blocks` says which blocks a model has.
         correction: 1 for the unbiased variance, 0 for that of the values as they are.
-
-    Raises:
-        ValueError: The model has no blocks, there are no images, or a layer has too few values for the correction.
     """
     if not isinstance(correction, int) or correction < 0:
         raise ValueError(f"correction={correction!r}; expected a whole number, 1 for the unbiased variance or 0")
@@ -82,8 +55,12 @@ def feature_variance(
     channels: dict[str, int] = {}
 
     def see(block: Block, features: Tensor) -> None:
-        channels[block.name] = features.shape[1]
-        _check(block, features, correction)
+        channels[block.name], places = features.shape[1], features[0, 0].numel()
+        if min(features.shape[1], places) <= correction:
+            raise ValueError(
+                f"{block.name} has {features.shape[1]} channels at {places} places, too few for "
+                f"correction={correction}; pass correction=0 or larger images"
+            )
         sums[block.name] = sums.get(block.name, 0) + _variances(features, correction).sum(0).cpu()
 
     blocks, passed = pass_blocks(model, images, see, batch_size=batch_size, seen=seen)
@@ -91,14 +68,24 @@ def feature_variance(
     return FeatureVariance(tuple(layers), passed, correction)
 
 
-@draws(FeatureVariance, "feature_variance")
-def plot_feature_variance(variances: Mapping[str, FeatureVariance], *, relative: bool = False) -> "Figure":
-    """Draw channel and spatial variance over layers side by side, one line for each model.
+def _variances(features: Tensor, correction: int) -> Tensor:
+    """(B, C, h, w) -> (B, 4): channel, spatial, and both divided by the mean square."""
+    features = features if features.dtype == torch.float64 else features.float()
+    square = features.square().mean((1, 2, 3)).double()  # B
+    found = []
+    for axes in ((1,), (2, 3)):
+        count = math.prod(features.shape[axis] for axis in axes)
+        # In two passes, which is as exact as torch.var and faster
+        rest = features - features.mean(axes, keepdim=True)
+        found.append(rest.square_().mean((1, 2, 3)).double() * (count / (count - correction)))
+    variances = torch.stack(found, 1)  # B 2
+    relative = torch.where(square[:, None] > 0, variances / square[:, None], 0.0)
+    return torch.cat([variances, relative], 1)
 
-    Args:
-        variances: Results of `feature_variance`, by the names for the legend.
-        relative: Divide by the mean square, to compare models of different backbones.
-    """
+
+@draws(FeatureVariance, "feature_variance")
+def plot_feature_variance(variances: Mapping[str, FeatureVariance], *, relative: bool = False) -> Figure:
+    """Draw channel and spatial variance over layers side by side, `relative` to the mean square if asked for."""
     figure = new_figure(10.5, 4.2)
     panels = figure.subplots(1, 2)
     start, unit = ("relative_", " / mean square") if relative else ("", "")
@@ -121,30 +108,6 @@ def rows(result: FeatureVariance) -> Rows:
         (x.name, x.channels, f"{x.grid[0]}x{x.grid[1]}", x.channel, x.spatial, x.relative_channel, x.relative_spatial)
         for x in result.layers
     ]
-
-
-def _variances(features: Tensor, correction: int) -> Tensor:
-    """(B, C, h, w) -> (B, 4): channel, spatial, and both divided by the mean square."""
-    features = features if features.dtype == torch.float64 else features.float()
-    square = features.square().mean((1, 2, 3)).double()  # B
-    found = []
-    for axes in ((1,), (2, 3)):
-        count = math.prod(features.shape[axis] for axis in axes)
-        # In two passes, which is as exact as torch.var and faster
-        rest = features - features.mean(axes, keepdim=True)
-        found.append(rest.square_().mean((1, 2, 3)).double() * (count / (count - correction)))
-    variances = torch.stack(found, 1)  # B 2
-    relative = torch.where(square[:, None] > 0, variances / square[:, None], 0.0)
-    return torch.cat([variances, relative], 1)
-
-
-def _check(block: Block, features: Tensor, correction: int) -> None:
-    channels, places = features.shape[1], features[0, 0].numel()
-    if min(channels, places) <= correction:
-        raise ValueError(
-            f"{block.name} has {channels} channels at {places} places, too few for correction={correction}; pass "
-            "correction=0 or larger images"
-        )
 
 
 register_measure(

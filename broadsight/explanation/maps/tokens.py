@@ -154,7 +154,7 @@ class FusionLooks(_Windows):
         real[:, H:], real[:, :, W:] = False, False
         real = split_cells(real, w, w).flatten()  # p*q*P, by window as the queries
         most, which, received = [], [], 0
-        for _, queries, _, part, _ in call.rows[FUSION]:
+        for _, queries, _, part in call.rows[FUSION].with_weights():
             weights = part[0].mean(0)  # n p*q
             largest = weights.max(1)
             most.append(largest.values)

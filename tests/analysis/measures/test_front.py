@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,36 +22,27 @@ ROWS = [  # as broadsight.papers.verify.catalogue gives them
     {"model": "large", "params": 1, "macs": 2, "paper_params_m": 50.0, "paper_macs_g": None, "paper_top1": 81.0},
     {"model": "unknown", "params": 1, "macs": 2, "paper_params_m": 9.0, "paper_macs_g": 1.0, "paper_top1": None},
 ]
+MINE = dict(title="mine", parameters=510230, macs=15105024, input_size=[3, 96, 96])
 EVALUATION = {
     "kind": "evaluation",
-    "model": {
-        "title": "mine",
-        "parameters": 510230,
-        "macs": 15105024,
-        "input_size": [3, 96, 96],
-        "latency_ms": {"median": 10.0, "minimum": 9.5, "spread": 0.4},
-    },
+    "model": MINE | dict(latency_ms={"median": 10.0, "minimum": 9.5, "spread": 0.4}),
     "figures": {"top1": 56.0, "top5": 93.0},
     "beside": [{"title": "other", "parameters": 3, "macs": None, "latency_ms": 7.0, "figures": {"top1": 53.0}}],
     "data": {"kind": "scenes", "data": "scenes:60", "part": "val"},
     "asked": {"data": None, "samples": None},
     "how": {"device": "cpu", "threads": 1},
 }
+
+
+def row(name: str, median: float) -> dict[str, Any]:
+    samples = [median - 4, median - 2, median, median + 2, median + 8]
+    times = dict(wall_ms={"median": median, "minimum": 1.0, "spread": 0.1}, wall_samples_ms=samples)
+    return dict(model=name, runtime="eager", params=7, macs=8, **times)
+
+
 BENCH = {
-    "command": "broadsight bench",
-    "machine": {},
     "settings": {"batch": 2, "size": [224, 224], "threads": 1, "device": "cpu", "dtype": "float32", "train": False},
-    "rows": [
-        {
-            "model": name,
-            "runtime": "eager",
-            "params": 7,
-            "macs": 8,
-            "wall_ms": {"median": median, "minimum": 1.0, "spread": 0.1},
-            "wall_samples_ms": [median - 4, median - 2, median, median + 2, median + 8],
-        }
-        for name, median in (("small", 20.0), ("mine", 30.0), ("stranger", 40.0))
-    ],
+    "rows": [row("small", 20.0), row("mine", 30.0), row("stranger", 40.0)],
 }
 
 
@@ -67,15 +59,9 @@ def written(path, record) -> str:
     return str(path)
 
 
-# ---- the front
-
-
 def test_by_hand():
     assert best((1, 60), (2, 70), (3, 65), (4, 80), (5, 80)) == ["net0", "net1", "net3"]
     assert best((4, 80), (2, 70), (1, 60)) == ["net2", "net1", "net0"]  # by cost
-
-
-def test_ties():
     assert best((1, 60), (1, 70)) == ["net1"]  # as cheap and better
     assert best((1, 70), (2, 70)) == ["net0"]  # as good and cheaper
     assert best((1, 70), (1, 70), (1, 60), (2, 70)) == ["net0", "net1"]  # equals do not beat each other
@@ -91,9 +77,8 @@ def test_against_the_definition():
         def beats(a: Point, b: Point) -> bool:
             return a.x <= b.x and a.accuracy >= b.accuracy and (a.x < b.x or a.accuracy > b.accuracy)
 
-        slow = {b.label for b in some if not any(beats(a, b) for a in some)}
         found = pareto_front(some)
-        assert {point.label for point in found} == slow
+        assert {point.label for point in found} == {b.label for b in some if not any(beats(a, b) for a in some)}
         assert all(a.x <= b.x for a, b in itertools.pairwise(found))
 
 
@@ -101,11 +86,8 @@ def test_sources_and_data_never_share_a_front():
     ours, theirs = Point("a", 5, 60, data="scenes"), Point("b", 1, 90, "paper", "ImageNet-1K")
     other = Point("c", 4, 70, data="flowers")
     found = fronts([ours, theirs, other])
-    assert [(one.source, one.data, [p.label for p in one.best]) for one in found.fronts] == [
-        ("ours", "scenes", ["a"]),
-        ("paper", "ImageNet-1K", ["b"]),
-        ("ours", "flowers", ["c"]),
-    ]
+    best_of = {(one.source, one.data): [point.label for point in one.best] for one in found.fronts}
+    assert best_of == {("ours", "scenes"): ["a"], ("paper", "ImageNet-1K"): ["b"], ("ours", "flowers"): ["c"]}
     assert "expected 'ours' or 'paper'" in refusal(lambda: Point("a", 1, 1, "theirs"))
 
 
@@ -140,9 +122,6 @@ def test_a_benchmark_lends_its_latency(tmp_path):
     assert "left out, latency came with the accuracy: mine" in fronts([*bench, timed]).notes
 
 
-# ---- points from files
-
-
 def test_an_evaluation(tmp_path):
     path = written(tmp_path / "evaluation.json", EVALUATION)
     mine, other = read_points(path)
@@ -158,17 +137,13 @@ def test_an_evaluation(tmp_path):
 
 def test_a_benchmark(tmp_path):
     small, *_ = read_points(written(tmp_path / "bench.json", BENCH))
+    conditions = "cpu, 1 threads, batch 2, 224x224, float32"
     # a batch of two takes 16, 18, 20, 22, 28: quartiles 18 and 22
-    assert small == Point(
-        "small", 10.0, None, "ours", "", 9.0, 11.0, "cpu, 1 threads, batch 2, 224x224, float32", "small"
-    )
+    assert small == Point("small", 10.0, None, "ours", "", 9.0, 11.0, conditions, "small")
     assert read_points(tmp_path / "bench.json", "macs")[0].x == 8
     assert read_points(tmp_path / "bench.json", "parameters")[0].low is None
-    sizes = {
-        "growth_from": 512,
-        "rows": [],
-        "reports": [BENCH, {**BENCH, "settings": BENCH["settings"] | {"size": [64, 32]}}],
-    }
+    other = {**BENCH, "settings": BENCH["settings"] | {"size": [64, 32]}}
+    sizes = {"growth_from": 512, "rows": [], "reports": [BENCH, other]}
     found = read_points(written(tmp_path / "sizes.json", sizes))
     assert [point.label for point in found][::3] == ["small at 224x224", "small at 64x32"]
     assert {point.name for point in found} == {"small", "mine", "stranger"}
@@ -207,14 +182,9 @@ def test_a_run(tmp_path):
     (found,) = read_points(tmp_path, "parameters")
     assert found == Point(tmp_path.name, 1000.0, 60.0, "ours", "flowers, val")
     assert read_points(tmp_path)[0].x is None
-    asked = []
-
-    def measured(path):
-        asked.append(path)
-        return {"title": "resnet-map", "macs": 5, "latency_ms": Summary(10.0, 1.0, 0.2), "parameters": None}
-
+    measured = {"title": "resnet-map", "macs": 5, "latency_ms": Summary(10.0, 1.0, 0.2), "parameters": None}
     (found,) = read_points(tmp_path, measured=measured)
-    assert asked == [tmp_path] and (found.label, found.x, found.low, found.high) == ("resnet-map", 10.0, 9.0, 11.0)
+    assert (found.label, found.x, found.low, found.high) == ("resnet-map", 10.0, 9.0, 11.0)
     assert read_points(tmp_path, "macs", measured)[0].x == 5
     (tmp_path / "metrics.jsonl").unlink()
     assert read_points(tmp_path, "parameters")[0].accuracy is None  # not evaluated yet
@@ -234,12 +204,6 @@ def test_published_figures(tmp_path):
 
 
 def test_files_that_tell_of_nothing_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not there"):
-        read_points(tmp_path / "none.json")
-    with pytest.raises(FileNotFoundError, match="neither an evaluation nor a run"):
-        read_points(tmp_path)
-    (tmp_path / "text.json").write_text("no JSON\n")
-    assert "is no JSON" in refusal(lambda: read_points(tmp_path / "text.json"))
     for record, said in (
         ({"a": 1}, "holds no accuracy"),
         ([], "holds no accuracy"),
@@ -250,31 +214,29 @@ def test_files_that_tell_of_nothing_are_refused(tmp_path):
     ):
         path = written(tmp_path / "bad.json", record)
         assert said in refusal(lambda path=path: read_points(path)), record
+    (tmp_path / "text.json").write_text("no JSON\n")
+    assert "is no JSON" in refusal(lambda: read_points(tmp_path / "text.json"))
+    assert "is not there" in refusal(lambda: read_points(tmp_path / "none.json"), FileNotFoundError)
+    assert "neither an evaluation nor a run" in refusal(lambda: read_points(tmp_path), FileNotFoundError)
     written(tmp_path / "config.json", {"broadsight": {"task": "segment"}})
     assert "--task segment" in refusal(lambda: read_points(tmp_path))
     assert "choose latency_ms" in refusal(lambda: read_points(tmp_path, "flops"))
 
 
-# ---- what comes out
-
-
-def test_record_is_json():
-    record = fronts(points((1, 60), (2, 50), (3, None))).record()
+def test_record_and_notes():
+    found = fronts([Point("a", 1, 60, conditions="cpu"), Point("b", 2, 50, conditions="cuda")])
+    assert found.notes == ("our accuracy: costs were measured under different conditions: cpu; cuda",)
+    record = found.record()
     assert json.loads(json.dumps(record)) == record
     (front,) = record["fronts"]
-    assert [(p["label"], p["on_front"]) for p in front["points"]] == [("net0", True), ("net1", False)]
-    assert record["x"] == "latency_ms" and len(record["notes"]) == 1
-
-
-def test_times_under_different_conditions_are_told_of():
-    found = fronts([Point("a", 1, 60, conditions="cpu"), Point("b", 2, 70, conditions="cuda")])
-    assert found.notes == ("our accuracy: costs were measured under different conditions: cpu; cuda",)
+    assert [(p["label"], p["on_front"]) for p in front["points"]] == [("a", True), ("b", False)]
+    assert record["x"] == "latency_ms" and record["notes"] == list(found.notes)
 
 
 def test_plot(tmp_path):
     measured = [Point("a", 10e9, 60), Point("b", 20e9, 55), Point("c", 30e9, 80)]
     both = fronts([*measured, Point("d", 5e9, 79, "paper")], "macs")
-    figure = plot_fronts(both, tmp_path / "front.png")
+    figure = plot_fronts({"": both}, tmp_path / "front.png")
     assert (tmp_path / "front.png").stat().st_size > 5000
     (panel,) = figure.axes
     steps = [[list(pair) for pair in line.get_xydata()] for line in panel.lines]
@@ -287,13 +249,13 @@ def test_plot(tmp_path):
     two = plot_fronts({"one": timed, "two": both})
     assert [panel.get_xlabel() for panel in two.axes] == ["latency, ms per image", "MACs, G"]
     assert two.axes[0].get_xscale() == "log" and two.axes[1].get_xscale() == "linear"
-    assert all(plot_fronts(fronts(points((0, 50)), x)) for x in AXES)
+    assert all(plot_fronts({x: fronts(points((0, 50)), x)}) for x in AXES)
 
 
 def test_names_do_not_cover_each_other():
     crowd = [Point(f"model {i}", 10 + 0.01 * i, 50 - 0.01 * i) for i in range(40)]
     apart = [Point("cheap", 1, 40), Point("dear", 20, 90)]
-    figure = plot_fronts(fronts([*crowd, *apart]))
+    figure = plot_fronts({"": fronts([*crowd, *apart])})
     figure.draw_without_rendering()
     texts = figure.axes[0].texts
     names = [text.get_text() for text in texts]

@@ -5,19 +5,16 @@ import json
 import math
 import random
 from collections.abc import Callable
+from statistics import fmean
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from broadsight.analysis.measures import interaction
-from broadsight.analysis.measures.interaction import (
-    designed,
-    interaction_strength,
-    masked,
-    passes_per_image,
-    plot_interaction_strength,
-)
+from broadsight.analysis import interaction_strength, plot_interaction_strength
+from broadsight.analysis.measures.interaction import GRID as WHOLE
+from broadsight.analysis.measures.interaction import ORDERS, Design, _Answers, masked
+from tests.training.small_runs import refusal
 from tests.zoo import shallow
 
 GRID = (2, 3)
@@ -51,17 +48,12 @@ def enumerated(function: Callable[[Tensor], Tensor], values: Tensor, orders: ran
         there = torch.tensor([float(k in subset) for k in range(len(values))], dtype=torch.float64)
         return function((values * there)[None]).item()
 
-    found = []
-    for order in orders:
-        sizes = []
-        for i, j in itertools.combinations(range(len(values)), 2):
-            others = [k for k in range(len(values)) if k not in (i, j)]
-            differences = [
-                v({*s, i, j}) - v({*s, i}) - v({*s, j}) + v({*s}) for s in itertools.combinations(others, order)
-            ]
-            sizes.append(abs(sum(differences) / len(differences)))
-        found.append(sum(sizes) / len(sizes))
-    return found
+    def size(i: int, j: int, order: int) -> float:
+        contexts = itertools.combinations([k for k in range(len(values)) if k not in (i, j)], order)
+        return abs(fmean(v({*s, i, j}) - v({*s, i}) - v({*s, j}) + v({*s}) for s in contexts))
+
+    pairs = list(itertools.combinations(range(len(values)), 2))
+    return [fmean(size(i, j, order) for i, j in pairs) for order in orders]
 
 
 def curved(x: Tensor) -> Tensor:
@@ -69,37 +61,31 @@ def curved(x: Tensor) -> Tensor:
     return torch.tanh(x @ weights) + x[:, 0] * x[:, 3] * x[:, -1] / 2
 
 
-# ---- by hand
-
-
 def test_pairs__interact_alike_in_every_order():
     """f = sum of w_ij x_i x_j has I(i, j) = w_ij x_i x_j whatever is around."""
     weights = torch.randn(6, 6, dtype=torch.float64).triu(1)
     x = torch.rand(1, 6, dtype=torch.float64) + 0.5
-    found = interaction_strength(
-        OfPatches(lambda x: torch.einsum("bi,ij,bj->b", x, weights, x)), make_images(x), **EVERYTHING, target=0
-    )
+    model = OfPatches(lambda x: torch.einsum("bi,ij,bj->b", x, weights, x))
+    found = interaction_strength(model, make_images(x), **EVERYTHING, target=0)
     size = (weights * x.T * x).abs().sum().item() / 15
     assert found.absolute == pytest.approx([size] * 5) and found.strength == pytest.approx([1] * 5)
     assert found.error == pytest.approx([0] * 5, abs=1e-7) and found.floor == (0,) * 5
 
 
-def test_product_of_all__needs_all_others():
-    found = interaction_strength(OfPatches(lambda x: x.prod(1)), make_images(torch.full((3, 6), 2.0)), **EVERYTHING)
-    assert found.absolute == pytest.approx([0, 0, 0, 0, 64]) and found.strength == pytest.approx([0, 0, 0, 0, 5])
-    assert found.error == (0,) * 5  # all images are the same
-
-
-def test_product_of_three__grows_with_the_order():
-    """x1 x2 x3 of n patches: the third is in a context of m with the chance m / (n - 2), and 3 of 15 pairs see it."""
-    found = interaction_strength(OfPatches(lambda x: x[:, :3].prod(1)), make_images(torch.ones(1, 6)), **EVERYTHING)
-    assert found.absolute == pytest.approx([3 / 15 * m / 4 for m in range(5)])
-    assert found.strength == pytest.approx([m / 2 for m in range(5)])
-
-
-def test_sum__has_none():
-    found = interaction_strength(OfPatches(lambda x: x.sum(1)), make_images(torch.ones(2, 6)), **EVERYTHING)
-    assert found.strength == found.error == found.floor == found.absolute == (0,) * 5
+@pytest.mark.parametrize(
+    ("function", "absolute", "strength"),
+    [
+        (lambda x: 64 * x.prod(1), [0, 0, 0, 0, 64], [0, 0, 0, 0, 5]),
+        # The third patch is in a context of m of n - 2 with the chance m / (n - 2), and 3 of 15 pairs see it
+        (lambda x: x[:, :3].prod(1), [3 / 15 * m / 4 for m in range(5)], [m / 2 for m in range(5)]),
+        (lambda x: x.sum(1), [0] * 5, [0] * 5),
+    ],
+    ids=["product of all", "product of three", "sum"],
+)
+def test_by_hand(function, absolute, strength):
+    found = interaction_strength(OfPatches(function), make_images(torch.ones(2, 6)), **EVERYTHING)
+    assert found.absolute == pytest.approx(absolute) and found.strength == pytest.approx(strength)
+    assert found.error == found.floor == (0,) * 5  # all images are the same, and all contexts taken
 
 
 def test_all_taken__is_the_definition():
@@ -113,11 +99,11 @@ def test_all_taken__is_the_definition():
 
 def test_log_odds__of_a_class_among_several():
     logits = torch.tensor([[3.0, -1.0, 0.5], [800.0, 0.0, 1.0]])
-    answers = interaction._Answers(2, "log-odds")
+    answers = _Answers(2, "log-odds")
     answers.see(logits, ())
     p = logits[0].double().softmax(0)[2]
     assert answers.scores[0].tolist() == pytest.approx([(p / (1 - p)).log().item(), -799], rel=1e-9)
-    answers = interaction._Answers(None, "log-odds")  # the first, which is the whole image, says which class
+    answers = _Answers(None, "log-odds")  # the first, which is the whole image, says which class
     answers.see(logits.flip(0), ())
     assert answers.label == 0 and answers.scores[0][0] == pytest.approx(800 - math.log(1 + math.e))
 
@@ -134,12 +120,9 @@ def test_masked__shows_the_patches_of_a_subset_alone(size):
 
 
 def test_orders__are_shares_or_numbers():
-    assert designed((7, 7), (0.05, 0.5, 0.95, 1.0), 1, 1).orders == (2, 24, 47)  # round(0.95 * 49) = n - 2
-    assert designed((2, 2), interaction.ORDERS, 1, 1).orders == (0, 1, 2)
-    assert designed((7, 7), (3, 0), 1, 1).orders == (0, 3)
-
-
-# ---- samples
+    assert Design((7, 7), (0.05, 0.5, 0.95, 1.0), 1, 1).orders == (2, 24, 47)  # round(0.95 * 49) = n - 2
+    assert Design((2, 2), ORDERS, 1, 1).orders == (0, 1, 2)
+    assert Design((7, 7), (3, 0), 1, 1).orders == (0, 3)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +148,7 @@ def test_sample__is_within_its_error(population):
 
 
 def test_contexts__are_different_and_of_their_size():
-    design = designed(GRID, (2, 3), 15, 3)  # of 6 and 4
+    design = Design(GRID, (2, 3), 15, 3)  # of 6 and 4
     subsets = list(design.subsets(random.Random(0)))
     assert subsets[0] == tuple(range(6)) and len(subsets) == 1 + 4 * 15 * 6
     pairs = set()
@@ -182,16 +165,8 @@ def test_contexts__are_different_and_of_their_size():
 
 def test_error__shrinks_with_the_root_of_the_images(population):
     def error(count: int) -> float:
-        found = interaction_strength(
-            OfPatches(curved),
-            make_images(population[0][:count]),
-            grid=GRID,
-            orders=range(5),
-            pairs=2,
-            contexts=1,
-            target=0,
-        )
-        return math.sqrt(sum(e**2 for e in found.error))
+        options = dict(grid=GRID, orders=range(5), pairs=2, contexts=1, target=0)
+        return math.hypot(*interaction_strength(OfPatches(curved), make_images(population[0][:count]), **options).error)
 
     assert error(4) / error(60) == pytest.approx(15**0.5, rel=0.4)
 
@@ -202,8 +177,7 @@ def test_error__of_one_image_is_that_of_its_pairs(population):
     found = interaction_strength(OfPatches(curved), image, pairs=8, **options)
     assert found.record()["error_over"] == "pairs" and all(e > 0 for e in found.error)
     single = interaction_strength(OfPatches(curved), image, pairs=1, **options)
-    assert all(math.isnan(e) for e in single.error)
-    assert [order["error"] for order in single.record()["orders"]] == [None] * 5
+    assert all(map(math.isnan, single.error)) and {order["error"] for order in single.record()["orders"]} == {None}
 
 
 def test_floor__is_what_noise_shows():
@@ -233,12 +207,10 @@ def test_passes__are_counted_bounded_and_told(population):
     model, told = OfPatches(curved), []
     options = dict(grid=GRID, orders=(0, 2, 4), pairs=3, contexts=5)
     interaction_strength(model, make_images(population[0][:3]), batch_size=8, seen=told.append, **options)
-    assert sum(model.passed) == 3 * passes_per_image(**options) == 3 * (1 + 4 * 3 * (1 + 5 + 1))
+    assert sum(model.passed) == 3 * (1 + 4 * 3 * (1 + 5 + 1))
     assert max(model.passed) == 8 and told == sorted(told) and told[-1] == 3
-    assert passes_per_image() == 1441
-
-
-# ---- models
+    default = Design(WHOLE, ORDERS, 6, 6)
+    assert len(list(default.subsets(random.Random(0)))) == 1441
 
 
 def test_model__is_measured_and_left_as_it_was(tmp_path):
@@ -282,11 +254,9 @@ def test_bad_input__says_what_to_do(options, words):
 
 
 def test_bad_model__says_what_to_do():
-    with pytest.raises(ValueError, match="need a classifier"):
-        interaction_strength(nn.Identity(), torch.ones(1, 3, 4, 6), **EVERYTHING)
-    with pytest.raises(ValueError, match="not finite"):
-        interaction_strength(OfPatches(lambda x: x.sum(1) / 0), torch.ones(1, 3, 4, 6), **EVERYTHING)
-    with pytest.raises(ValueError, match="pass score='logit'"):
-        interaction_strength(nn.Sequential(nn.Flatten(), nn.Linear(72, 1)), torch.ones(1, 3, 4, 6), **EVERYTHING)
-    with pytest.raises(ValueError, match="images are empty"):
-        interaction_strength(OfPatches(curved), torch.ones(0, 3, 4, 6), **EVERYTHING)
+    def said(model: nn.Module, images: int = 1) -> str:
+        return refusal(lambda: interaction_strength(model, torch.ones(images, 3, 4, 6), **EVERYTHING))
+
+    assert "need a classifier" in said(nn.Identity()) and "images are empty" in said(OfPatches(curved), 0)
+    assert "not finite" in said(OfPatches(lambda x: x.sum(1) / 0))
+    assert "pass score='logit'" in said(nn.Sequential(nn.Flatten(), nn.Linear(72, 1)))

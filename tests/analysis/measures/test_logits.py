@@ -25,39 +25,21 @@ def test_by_hand():
     assert found.placed().tolist() == [[[[2, 2], [2, 2]], [[2, 4], [0, 4]]], [[[1, 6], [3, 2]], [[2, 4], [2, 4]]]]
     assert torch.equal(found.placed().mean(2), found.groups)
 
+    record = found.record()
+    assert json.loads(json.dumps(record)) == record
+    assert record["points"][0]["classes"] == [0, 2] and record["points"][0]["tokens"][1] == [[1.0, 0.0], [0.0, 0.0]]
+    assert (record["images"], record["groups"], record["tokens"]) == (2, 2, 2)
 
-def test_without_labels_the_answer_is_first():
-    found = token_logits(Says(BY_HAND), numbered(2))
+
+def test_classes_without_labels_or_by_choice():
+    single = token_logits(Says(BY_HAND[:, :, :1], BIAS), numbered(2))  # tokens that are their groups
+    assert torch.equal(single.tokens[:, :, 0], single.groups) and torch.equal(single.placed(), single.tokens)
+    found = token_logits(Says(BY_HAND), numbered(2))  # the answer is first
     assert found.classes is not None and found.classes.tolist() == [[0, 1], [1, 2]] and found.labels is None
     assert (found.aggregate[:, 0] >= found.aggregate[:, 1]).all()
-
-
-def test_classes_by_choice():
-    found = token_logits(Says(BY_HAND), numbered(2), torch.tensor([0, 1]), classes=(2, 0))
-    assert found.classes is not None and found.classes.tolist() == [[2, 0], [2, 0]]
+    found = token_logits(Says(BY_HAND), numbered(2), torch.tensor([0, 1]), classes=[2, 0])
+    assert found.classes is not None and found.classes.tolist() == [[2, 0], [2, 0]] and found.chosen
     assert found.groups.tolist() == [[[0, 2], [0, 1]], [[2, 0], [0, 0]]]
-    assert token_logits(Says(BY_HAND), numbered(2), classes=[2, 0]).chosen
-
-
-def test_single_tokens_are_their_groups():
-    shares = BY_HAND[:, :, :1]
-    found = token_logits(Says(shares, BIAS), numbered(2))
-    assert torch.equal(found.tokens[:, :, 0], found.groups) and torch.equal(found.placed(), found.tokens)
-
-
-def test_no_more_images_are_read_than_asked_for():
-    read = []
-
-    def loader():
-        for start in range(0, 12, 4):
-            read.append(start)
-            yield numbered(12)[start : start + 4], torch.zeros(4).long()
-
-    model, counts = Says(torch.randn(12, 2, 2, 3)), []
-    found = token_logits(model, loader(), limit=6, batch_size=3, seen=counts.append)
-    assert len(found.aggregate) == 6 and read == [0, 4] and model.calls == [3, 1, 2] and counts == [3, 4, 6]
-    assert len(token_logits(model, numbered(12), limit=5).aggregate) == 5
-    assert len(token_logits(model, numbered(12)).aggregate) == 12
 
 
 @pytest.mark.parametrize("shape", [(7, 2, 3, 5), (2, 2, 2, 30)])  # more points than classes, and fewer
@@ -83,7 +65,7 @@ def test_principal_directions(shape):
 
 def test_principal_directions_of_next_to_nothing():
     one = token_logits(Says(BY_HAND[:1, :1, :1]), numbered(1), view="pca")
-    assert one.tokens.tolist() == [[[[0, 0]]]] and one.explained == (0.0, 0.0)
+    assert one.tokens.tolist() == [[[[0, 0]]]] and one.explained == (0.0, 0.0) and "explained" in one.record()
     line = torch.zeros(1, 1, 2, 3)
     line[0, 0, 0, 0] = 3.0  # two points 6 apart, and nothing beside their line
     found = token_logits(Says(line), numbered(1), view="pca")
@@ -101,19 +83,9 @@ def test_a_real_model():
         assert first == i and second == max(set(range(5)) - {i}, key=lambda c: float(logits[i, c]))
         for axis, number in enumerate((first, second)):
             torch.testing.assert_close(found.aggregate[i, axis], logits[i, number], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(
-                found.tokens[i, ..., axis], groups.per_token[i, ..., number], atol=1e-5, rtol=1e-5
-            )
+            shares = groups.per_token[i, ..., number]
+            torch.testing.assert_close(found.tokens[i, ..., axis], shares, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.placed().mean(2), found.groups, atol=1e-5, rtol=1e-5)
-
-
-def test_record_is_json():
-    found = token_logits(Says(BY_HAND, BIAS), numbered(2), torch.tensor([0, 1]))
-    record = found.record()
-    assert json.loads(json.dumps(record)) == record
-    assert record["points"][0]["classes"] == [0, 2] and record["points"][0]["tokens"][1] == [[1.0, 0.0], [0.0, 0.0]]
-    assert (record["images"], record["groups"], record["tokens"]) == (2, 2, 2)
-    assert "explained" in token_logits(Says(BY_HAND), numbered(2), view="pca").record()
 
 
 def test_what_cannot_be_drawn_is_refused():
@@ -123,9 +95,7 @@ def test_what_cannot_be_drawn_is_refused():
     assert "expected 0 to 2" in refusal(lambda: token_logits(model, x, classes=(0, 3)))
     assert "leave them out" in refusal(lambda: token_logits(model, x, classes=(0, 1), view="pca"))
     assert "view='tsne'" in refusal(lambda: token_logits(model, x, view="tsne"))
-    assert "limit=0" in refusal(lambda: token_logits(model, x, limit=0))
     assert "one class" in refusal(lambda: token_logits(Says(BY_HAND[..., :1]), x))
-    assert "no groups" in refusal(lambda: token_logits(broadsight.swap_pool("test_resnet", "gap", num_classes=2), x))
 
 
 def test_plot(tmp_path):

@@ -1,6 +1,7 @@
 """Bias and variance of tokens: worked out by hand for tokens whose answers are given, and slowly for real ones."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import plot_token_votes, token_votes
+from broadsight.analysis import GroupVotes, TokenVotes, plot_token_votes, token_votes
 from broadsight.layers import GroupLogits
 from tests.training.small_runs import refusal
 
@@ -45,39 +46,39 @@ def votes(*classes: int, weight: float = 1.0, of: int = 3) -> Tensor:
 # Two images, two groups of two tokens, three classes.
 # First: tokens say 0, 0 | 0, 1. All together: 0. Groups: 0 and, since token 2 is louder, 1.
 # Second: tokens say 2, 1 | 1, 1. All together: 1. Groups: 2, since its first token is louder, and 1.
-BY_HAND = torch.stack(
-    [
-        torch.stack([votes(0, 0), torch.stack([votes(0)[0], votes(1, weight=2)[0]])]),
-        torch.stack([torch.stack([votes(2, weight=2)[0], votes(1)[0]]), votes(1, 1)]),
-    ]
-)
+BY_HAND = torch.stack([votes(0, 0), votes(0, 1), votes(2, 1), votes(1, 1)]).view(2, 2, 2, 3)
+BY_HAND[0, 1, 1] *= 2
+BY_HAND[1, 0, 0] *= 2
 
 
 def test_by_hand():
     found = token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2]))
-    assert (found.images, found.groups, found.tokens) == (2, 2, 2)
-    assert found.bias == 0.5  # 1 is not 2
-    assert found.variance == 1 / 4  # one of four apart in the first image, one in the second
-    assert found.token_error == (1 + 3) / 8
-    assert found.per_token == ((0.5, 0.0), (0.0, 0.5))
-    first, second = found.per_group
-    assert (first.bias, first.variance, first.apart) == (0.0, 0.25, 0.25)  # 0 and 2 are right
-    assert (second.bias, second.variance, second.apart) == (1.0, 0.25, 0.25)
-    assert found.bias_error == pytest.approx(0.5)  # of 0 and 1: deviation 0.7071 over the root of 2
-    assert found.variance_error == 0
-
-
-def test_without_labels_there_is_no_bias():
-    found = token_votes(Says(BY_HAND), numbered(2))
-    assert found.bias is found.bias_error is found.token_error is None
-    assert found.variance == 0.25 and found.per_group[0].bias is None
+    expected = TokenVotes(
+        *(2, 2, 2),
+        bias=0.5,  # 1 is not 2
+        variance=1 / 4,  # one of four apart in the first image, one in the second
+        bias_error=pytest.approx(0.5),  # of 0 and 1: deviation 0.7071 over the root of 2
+        variance_error=0,
+        token_error=(1 + 3) / 8,
+        per_group=(GroupVotes(0.0, 0.25, 0.25), GroupVotes(1.0, 0.25, 0.25)),  # of the first 0 and 2 are right
+        per_token=((0.5, 0.0), (0.0, 0.5)),
+    )
+    assert found == expected
+    record = json.loads(json.dumps(found.record()))
+    assert record["per_token"] == [[0.5, 0.0], [0.0, 0.5]] and record["variance"] == 0.25
+    assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "apart": 0.25}
+    unlabelled = token_votes(Says(BY_HAND), numbered(2))
+    groups = tuple(replace(group, bias=None) for group in found.per_group)
+    assert unlabelled == replace(expected, bias=None, bias_error=None, token_error=None, per_group=groups)
     assert token_votes(Says(BY_HAND), numbered(1)).variance_error is None
 
 
-def test_the_bias_counts_for_the_aggregate_and_not_for_tokens():
+def test_the_bias_and_distillation_tokens_count_for_the_aggregate_and_not_for_tokens():
     shares = votes(0, 0)[None, None]  # two tokens for 0
     found = token_votes(Says(shares, bias=torch.tensor([[0.0, 5.0, 0.0]])), numbered(1), torch.tensor([1]))
     assert found.bias == 0 and found.variance == 1
+    found = token_votes(Says(shares, distill=3 * votes(1)[None]), numbered(1))
+    assert found.variance == 1 and found.per_group[0].variance == 0
 
 
 def test_single_tokens_answer_as_their_group_does():
@@ -85,14 +86,7 @@ def test_single_tokens_answer_as_their_group_does():
     bias = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]])  # the first group says 1, all together too
     found = token_votes(Says(shares, bias), numbered(1), torch.tensor([1]))
     assert found.tokens == 1 and found.bias == 0 and found.per_token == ((0.0,), (1.0,))
-    assert [group.variance for group in found.per_group] == [0, 0]
-    assert [group.bias for group in found.per_group] == [0, 1]
-
-
-def test_distillation_tokens_take_part_in_the_aggregate():
-    shares = votes(0, 0)[None, None]
-    found = token_votes(Says(shares, distill=3 * votes(1)[None]), numbered(1))
-    assert found.variance == 1 and found.per_group[0].variance == 0
+    assert [(group.variance, group.bias) for group in found.per_group] == [(0, 0), (0, 1)]
 
 
 def test_batches_add_up():
@@ -142,37 +136,25 @@ def test_other_sizes_types_and_compiled_models():
     compiled = nn.Module()  # as torch.compile wraps it, without the seconds that its import takes
     compiled._orig_mod = model
     assert token_votes(compiled, torch.randn(2, 3, 40, 72)).images == 2
-    assert (
-        token_votes(
-            broadsight.swap_pool("test_resnet", "ga", **TINY | dict(groups=3)), torch.randn(1, 3, 64, 64)
-        ).groups
-        == 3
-    )
-
-
-def test_record_is_json():
-    found = token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2]))
-    record = json.loads(json.dumps(found.record()))
-    assert record["per_token"] == [[0.5, 0.0], [0.0, 0.5]]
-    assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "apart": 0.25} and record["variance"] == 0.25
+    grouped = broadsight.swap_pool("test_resnet", "ga", **TINY | dict(groups=3))
+    assert token_votes(grouped, torch.randn(1, 3, 64, 64)).groups == 3
 
 
 def test_models_without_tokens_are_refused():
-    x = torch.zeros(1, 3, 64, 64)
-    for model, kind in (
-        (broadsight.swap_pool("test_resnet", "gap", num_classes=5), "AveragePool"),
-        (broadsight.swap_pool("test_resnet", "gap", num_classes=5).backbone, "ResNet"),
+    x, pooled = torch.zeros(1, 3, 64, 64), broadsight.swap_pool("test_resnet", "gap", num_classes=5)
+    light = broadsight.swap_pool("test_resnet", "map", **TINY, light=True)
+    for model, words in (
+        (pooled, "AveragePool has no groups of class tokens; pass one that has: broadsight.swap_pool"),
+        (pooled.backbone, "ResNet has no groups of class tokens; pass one that has: broadsight.swap_pool"),
+        (light, "the pool is light"),
+        ("map_resnet50", "model"),
     ):
         said = refusal(lambda model=model: token_votes(model, x))
-        assert said.startswith(f"{kind} has no groups of class tokens") and "swap_pool" in said and "\n" not in said
-    light = broadsight.swap_pool("test_resnet", "map", **TINY, light=True)
-    assert "light" in refusal(lambda: token_votes(light, x))
-    assert "model" in refusal(lambda: token_votes("map_resnet50", x))
+        assert said.startswith(words) and "\n" not in said
 
 
 def test_images_and_labels_that_do_not_fit_are_refused():
     model, x = Says(BY_HAND), numbered(2)
-    assert "empty" in refusal(lambda: token_votes(model, []))
     assert "3 labels for 2 images" in refusal(lambda: token_votes(model, x, torch.zeros(3).long()))
     assert "a label is 3, but the model has 3" in refusal(lambda: token_votes(model, x, torch.tensor([0, 3])))
     assert "a label is -1" in refusal(lambda: token_votes(model, x, torch.tensor([0, -1])))
@@ -188,11 +170,9 @@ def test_plot(tmp_path):
         token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2])),
         token_votes(Says(BY_HAND), numbered(1)),
     )
-    figure = plot_token_votes({"one": labelled, "two": other}, tmp_path / "votes.png")
+    whole, by_group = plot_token_votes({"one": labelled, "two": other}, tmp_path / "votes.png").axes
     assert (tmp_path / "votes.png").stat().st_size > 5000
-    whole, by_group = figure.axes
-    heights = {
-        bars.get_label(): [bar.get_height() for bar in bars] for bars in whole.containers if hasattr(bars, "patches")
-    }
+    bars = [one for one in whole.containers if hasattr(one, "patches")]
+    heights = {one.get_label(): [bar.get_height() for bar in one] for one in bars}
     assert heights == {"bias": [50.0], "variance": [25.0, 25.0]}
     assert list(by_group.lines[0].get_ydata()) == [25.0, 25.0]
