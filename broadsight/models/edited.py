@@ -1,7 +1,7 @@
 """Models that were changed after timm made them, under one name that timm knows: what run folders refer to."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
@@ -51,7 +51,7 @@ def edit(
     if broadcast and pool and pool_first:
         model = add_context_broadcast(model, broadcast, **(broadcast_args or {}))
     if not pooled:
-        cast(Any, model).reset_classifier(num_classes, global_pool="")
+        model.reset_classifier(num_classes, global_pool="")
     return model
 
 
@@ -69,11 +69,10 @@ def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         own.update(model.pretrained_cfg)
         return model
 
-    described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
-    if described:
+    if kwargs.get("pretrained_cfg"):  # of a run folder
         check_stored(kwargs, "edited")
-    kwargs = {"pretrained_filter_fn": lambda state, model: state, **kwargs}
-    model: Any = build(make, "edited", pretrained, {}, kwargs)
+    described = bool(kwargs.get("pretrained_cfg"))
+    model: Any = build(make, "edited", pretrained, {}, {"pretrained_filter_fn": lambda state, _: state, **kwargs})
     if not described:
         model.pretrained_cfg = model.default_cfg = own
     return model
