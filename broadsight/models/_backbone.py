@@ -1,7 +1,4 @@
-"""The timm contract, written once: a stem, stages that halve the map, an optional norm and a classifier head.
-
-The only file that touches timm's less public parts.
-"""
+"""The timm contract, written once; the only file that touches timm's less public parts."""
 
 import inspect
 import sys
@@ -296,10 +293,7 @@ def drops(drop_path: nn.Module) -> bool:
 def build(
     make: Callable[..., ModelT], name: str, pretrained: bool, arch: Mapping[str, Any], kwargs: dict[str, Any]
 ) -> ModelT:
-    """Call timm's builder for what `make` gives of `arch` and the caller's `kwargs`; device and dtype are handled here.
-
-    Every entry point calls this.
-    """
+    """Call timm's builder for make(**arch, **kwargs), as every entry point does; device and dtype are handled here."""
     device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
     kwargs.setdefault("feature_cfg", dict(out_indices=(0, 1, 2, 3), feature_cls="getter"))
     kwargs.setdefault("pretrained_filter_fn", lambda state_dict, model: model.adapt_checkpoint(state_dict))
@@ -316,14 +310,9 @@ def build(
 
 
 def register(module: str, names: Iterable[str], create: Create) -> Callable[[str], Callable[..., nn.Module]]:
-    """Register an entry point with timm for each name, described by the module's `default_cfgs`.
+    """Register create(name, pretrained, keywords) with timm for each name that the module's `default_cfgs` describe.
 
-    Args:
-        module: `__name__` of the module, whose last part is timm's name of the family.
-        create: Makes the model from its name, `pretrained` and the caller's keywords.
-
-    Returns:
-        The module's `__getattr__`, so that the entry points are also functions of the module.
+    Gives the module's `__getattr__`, so that the entry points are also functions of the module.
     """
     found: dict[str, Callable[..., nn.Module]] = {}
     for name in names:
@@ -369,8 +358,7 @@ def make_stages(
 ) -> list[Stage]:
     """Four stages: downsample(stage) but in the first, block(stage, rate) with rates that grow linearly, norm(stage).
 
-    Args:
-        per_stage: The family's arguments that must have an entry for each stage, as `depths` has.
+    `per_stage` are the family's arguments that must have an entry for each stage, as `depths` has.
     """
     for argument, values in dict(depths=depths, **per_stage).items():
         if len(values) != 4:

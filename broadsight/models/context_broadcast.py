@@ -1,7 +1,4 @@
-"""The models of the context broadcasting paper (Hyeon-Woo et al., ICCV 2023): timm's, with context in their blocks.
-
-Readings, and what the tables do not say: docs/context-broadcasting.md.
-"""
+"""Timm's models with context in their blocks (Hyeon-Woo et al., ICCV 2023). Readings: docs/context-broadcasting.md."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """Models that were changed after timm made them, under one name that timm knows: what run folders refer to."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from timm.models import generate_default_cfgs, register_model
 from torch import nn
@@ -51,7 +51,7 @@ def edit(
     if broadcast and pool and pool_first:
         model = add_context_broadcast(model, broadcast, **(broadcast_args or {}))
     if not pooled:
-        model.reset_classifier(num_classes, global_pool="")
+        cast(Any, model).reset_classifier(num_classes, global_pool="")
     return model
 
 

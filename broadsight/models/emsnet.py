@@ -1,7 +1,4 @@
-"""EMSNet: efficient multi-scale interaction (thesis on efficient vision backbones, chapter 3).
-
-The text and the tables do not pin every layer; how this reading was found and where it departs: docs/models.md.
-"""
+"""EMSNet: efficient multi-scale interaction (thesis on efficient vision backbones, chapter 3). See docs/models.md."""
 
 from typing import Any
 
@@ -9,7 +6,8 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
-from ..layers.folding import as_built, fold_norm
+from ..layers.folding import fold_norm
+from ..layers.kernels.dispatch import hooked
 from ._backbone import ConvNorm, ConvStem, Sizes, StagedBackbone, drops, make_stages, register_sizes
 
 
@@ -73,7 +71,7 @@ class EMSBlock(nn.Module):
 
     def reparameterize(self) -> None:
         """For inference: both norms into the linear layers that follow them, and the mixer's chains multiplied out."""
-        if isinstance(self.mixer, MultiScaleInteraction) and as_built(self.mixer):
+        if isinstance(self.mixer, MultiScaleInteraction) and not any(map(hooked, self.mixer.modules())):
             fold_norm(self, "norm1", "mixer.in_proj")
             self.mixer = self.mixer.folded()
         fold_norm(self, "norm2", "mlp.fc1")

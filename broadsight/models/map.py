@@ -1,7 +1,4 @@
-"""The models of the MAP paper (Multi-token attention pooling, WACV 2025): timm's backbones under our pooling.
-
-Readings and settings, and where paper and release differ: docs/pooling.md.
-"""
+"""Multi-token attention pooling (MAP, WACV 2025): timm's backbones under our pooling. Readings: docs/pooling.md."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""MAT Transformer: mixing abstract tokens (thesis on efficient vision backbones, chapter 4).
-
-The text under-specifies the model; how this reading was found and where it departs: docs/models.md.
-"""
+"""MAT Transformer: mixing abstract tokens (thesis on efficient vision backbones, chapter 4). See docs/models.md."""
 
 from functools import partial
 from typing import Any

@@ -1,8 +1,4 @@
-"""PartialFormer: partial attention (thesis on efficient vision backbones, chapter 5).
-
-The text leaves many sizes open; they were solved for from the published tables, and the runner-up readings are
-constructor switches. How, and where this departs: docs/models.md.
-"""
+"""PartialFormer: partial attention (thesis on efficient vision backbones, chapter 5). See docs/models.md."""
 
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,4 @@
-"""STViT: Vision Transformer with Super Token Sampling (Huang, Zhou, Cao, He, Tan; CVPR 2023, arXiv:2211.11167).
-
-Where the released code and the paper differ, and what is inferred for the isotropic variants: docs/models.md.
-"""
+"""STViT: Vision Transformer with Super Token Sampling (CVPR 2023, arXiv:2211.11167). Readings: docs/models.md."""
 
 import re
 from collections.abc import Sequence
@@ -63,7 +60,7 @@ class STViT(StagedBackbone):
             grid = (-(-side // h), -(-side // w)) if position == "relative" else None
             attn = SuperTokenAttention(dims[i], cell, heads[i], iterations[i], qkv_bias, grid)
             mlp = ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="after" if ffn == "conv" else "none")
-            return Block(dims[i], attn, mlp, layer_scale[i], drop_path, cpe=position == "conv")
+            return Block(attn, mlp, dims[i], layer_scale[i], drop_path, cpe=position == "conv")
 
         def downsample(i: int) -> ConvNorm:
             return ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i]))
@@ -114,7 +111,13 @@ class Block(nn.Module):
     """Position, super-token attention, convolutional MLP, each residual. (B, H, W, C) -> (B, H, W, C)."""
 
     def __init__(
-        self, dim: int, attn: nn.Module, mlp: nn.Module, layer_scale: float | None, drop_path: float, cpe: bool
+        self,
+        attn: SuperTokenAttention,
+        mlp: ChannelMlp,
+        dim: int,
+        layer_scale: float | None,
+        drop_path: float,
+        cpe: bool,
     ):
         super().__init__()
         self.cpe = DepthwiseConv(dim, residual=True) if cpe else nn.Identity()

@@ -24,12 +24,8 @@ def in_slices(module: nn.Module, x: Tensor) -> Tensor:
     Large maps fall out of the cache between two layers, and the allocator hands their pages back to the system and asks
     for them again, a page fault each. Images do not see each other in inference, so the result is the same.
     """
-    if (
-        type(x) is not Tensor  # a tracer's stand-in
-        or torch.is_grad_enabled()
-        or x.device.type != "cpu"
-        or not runs_eagerly()
-    ):
+    # What is no plain tensor is a tracer's stand-in.
+    if type(x) is not Tensor or torch.is_grad_enabled() or x.device.type != "cpu" or not runs_eagerly():
         return module(x)
     count = math.ceil(x.numel() * x.element_size() / STAGE_BYTES)
     if count < 2 or any(m.training or (hooked(m) and sees_whole_batches(m)) for m in module.modules()):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from broadsight.layers.kernels.lean_dropout import LeanDropout
+from broadsight.layers.pooling.group_linear import LeanDropout
 
 
 def test_dropout__drops_and_scales():
