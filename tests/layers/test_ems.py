@@ -8,7 +8,7 @@ from broadsight.layers import CMHSA, GMHSA, MultiScaleInteraction
 from broadsight.layers.coarse_attention import AttentionPath
 from broadsight.layers.ems import VARIANTS, StaticBranch, Whiten
 from broadsight.layers.patches import ChannelConv, Propagate, average_pool
-from tests.compare import assert_close, assert_equal_to, assert_same_function, outputs_and_gradients, randomize
+from tests.compare import assert_close, assert_equal_to, assert_same_function, parameters, randomize
 from tests.reference import emsnet as reference
 from tests.refusals import refused
 
@@ -52,14 +52,8 @@ def test_cmhsa__agrees_with_a_loop_over_windows_in_value_and_gradient(size, dim)
 @pytest.mark.parametrize(("dim", "heads"), [(8, 1), (64, 2)])
 def test_gmhsa__agrees_with_an_explicit_soft_max_in_value_and_gradient(dim, heads):
     def explicit(layer: GMHSA, x: Tensor) -> Tensor:
-        B, h, w, C = x.shape
-        tokens = x.reshape(B, h * w, C)
-        q, k, v = (tokens @ weight.T for weight in layer.qkv.weight.chunk(3))
-        out = []
-        for head in range(heads):
-            part = slice(head * C // heads, (head + 1) * C // heads)
-            weights = (q[..., part] @ k[..., part].mT / (C // heads) ** 0.5).softmax(-1)
-            out.append(weights @ v[..., part])
+        parts = [(x.flatten(1, 2) @ weight.T).chunk(heads, -1) for weight in layer.qkv.weight.chunk(3)]
+        out = [(q @ k.mT / (dim // heads) ** 0.5).softmax(-1) @ v for q, k, v in zip(*parts, strict=True)]
         return (torch.cat(out, -1) @ layer.proj.weight.T).view(x.shape)
 
     assert_equal_to(explicit, GMHSA(dim).double(), torch.randn(2, 3, 5, dim, dtype=torch.float64))
@@ -85,69 +79,44 @@ def test_channel_conv__one_column_of_pixels_in_value_and_gradient(height, stride
 
 @pytest.mark.parametrize("patch", [2, 4, 6])
 def test_propagate__is_a_transposed_convolution_cropped(patch):
-    layer = Propagate(3, patch).double()
-    assert torch.equal(layer.weight, torch.ones(3, 1, patch, patch))  # at first every cell is copied to its tile
-    nn.init.normal_(layer.weight)
-    x = torch.randn(2, 3, 2, 3, dtype=torch.float64)
-    H, W = 2 * patch + 1, patch + 1
+    class Cropped(Propagate):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x, 2 * patch + 1, patch + 1)
 
     def transposed(layer: Propagate, x: Tensor) -> Tensor:
         y = nn.functional.conv_transpose2d(x.permute(0, 3, 1, 2), layer.weight, stride=patch, groups=3)
-        return y[:, :, :H, :W].permute(0, 2, 3, 1)
+        return y[:, :, : 2 * patch + 1, : patch + 1].permute(0, 2, 3, 1)
 
-    def ours(layer: Propagate, x: Tensor) -> Tensor:
-        return layer(x, H, W)
-
-    (got,), got_gradients = outputs_and_gradients(layer, ours, [x])
-    (expected,), expected_gradients = outputs_and_gradients(layer, transposed, [x])
-    assert got.shape == (2, H, W, 3)
-    assert_close(got, expected, "output", 1e-12)
-    for name, gradient in got_gradients.items():
-        assert_close(gradient, expected_gradients[name], name, 1e-12)
+    layer = Cropped(3, patch).double()
+    assert torch.equal(layer.weight, torch.ones(3, 1, patch, patch))  # at first every cell is copied to its tile
+    nn.init.normal_(layer.weight)
+    assert_equal_to(transposed, layer, torch.randn(2, 3, 2, 3, dtype=torch.float64), tolerance=1e-12)
 
 
 def test_average_pool__is_the_mean_of_the_pixels_that_exist():
     x = torch.arange(35.0).view(1, 5, 7, 1)
-    expected = torch.tensor(
-        [
-            [
-                (0 + 1 + 2 + 7 + 8 + 9 + 14 + 15 + 16) / 9,
-                (3 + 4 + 5 + 10 + 11 + 12 + 17 + 18 + 19) / 9,
-                (6 + 13 + 20) / 3,
-            ],
-            [(21 + 22 + 23 + 28 + 29 + 30) / 6, (24 + 25 + 26 + 31 + 32 + 33) / 6, (27 + 34) / 2],
-        ]
-    )
-    torch.testing.assert_close(average_pool(x, 3)[0, :, :, 0], expected)
+    cells = [[x[0, i : i + 3, j : j + 3].mean() for j in (0, 3, 6)] for i in (0, 3)]
+    assert [round(cell.item(), 4) for cell in cells[1]] == [25.5, 28.5, 30.5]  # two rows; the last column alone
+    torch.testing.assert_close(average_pool(x, 3)[0, :, :, 0], torch.tensor(cells))
     assert average_pool(torch.randn(2, 7, 7, 3), 6).shape == (2, 2, 2, 3)
     assert average_pool(torch.randn(2, 1, 1, 3), 6).shape == (2, 1, 1, 3)
 
 
-def test_whiten__channel_mean_by_hand():
-    layer = Whiten(2)
-    layer.weight.data = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
-    x = torch.tensor([[1.0, 0.0], [2.0, 1.0]]).view(1, 1, 2, 2)
-    # W x is (1, 3) and (4, 11); their means over channels, 2 and 7.5, are taken off.
-    torch.testing.assert_close(layer(x).flatten(), torch.tensor([-1.0, 1.0, -3.5, 3.5]))
-
-
-def test_whiten__spatial_mean_by_hand():
-    layer = Whiten(2, "spatial")
-    layer.weight.data = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
-    x = torch.tensor([[1.0, 0.0], [2.0, 1.0]]).view(1, 1, 2, 2)
-    # The mean pixel is (1.5, 0.5); W (-0.5, -0.5) = (-1.5, -4).
-    torch.testing.assert_close(layer(x).flatten(), torch.tensor([-1.5, -4.0, 1.5, 4.0]))
-
-
-@pytest.mark.parametrize("mean", ["channel", "spatial"])
-def test_whiten__agrees_with_the_subtraction_in_value_and_gradient(mean):
+# W x is (1, 3) and (4, 11), whose means over channels are 2 and 7.5. The mean pixel is (1.5, 0.5), which W maps to
+# (2.5, 7).
+@pytest.mark.parametrize(
+    ("mean", "expected"), [("channel", [-1.0, 1.0, -3.5, 3.5]), ("spatial", [-1.5, -4.0, 1.5, 4.0])]
+)
+def test_whiten__subtracts_the_mean_in_value_and_gradient(mean, expected):
     def subtracted(layer: Whiten, x: Tensor) -> Tensor:
-        if mean == "spatial":
-            return (x - x.mean((1, 2), keepdim=True)) @ layer.weight.T
         y = x @ layer.weight.T
-        return y - y.mean(-1, keepdim=True)
+        return y - y.mean((1, 2) if mean == "spatial" else -1, keepdim=True)
 
     assert_equal_to(subtracted, Whiten(6, mean).double(), torch.randn(2, 3, 4, 6, dtype=torch.float64))
+    layer = Whiten(2, mean)
+    layer.weight.data = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    x = torch.tensor([[1.0, 0.0], [2.0, 1.0]]).view(1, 1, 2, 2)
+    torch.testing.assert_close(layer(x).flatten(), torch.tensor(expected))
 
 
 def test_attention_path__pooling_and_projection_may_change_places():
@@ -160,28 +129,24 @@ def test_attention_path__pooling_and_projection_may_change_places():
     assert_equal_to(projects_first, path, torch.randn(2, 9, 6, 4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("whiten", ["channel", "spatial"])
-@pytest.mark.parametrize("size", [(13, 9), (1, 1), (12, 24)])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_multi_scale_interaction__agrees_with_the_slow_reference_in_value_and_gradient(variant, size, whiten):
-    ours = randomize(MultiScaleInteraction(16, variant, whiten=whiten).double())
-    slow = reference.MSI(16, variant, (1, 2, 1), whiten).double()
+SIZES = [(13, 9), (1, 1), (12, 24)]
+POOLING = ["full", "patch4", "gated", "c_mhsa", "no_split", "no_fusion"]
+RATIOS = [(2, 1, 1), (1, 1, 2), (2, 2, 0), (1, 3, 0), (3, 0, 1), (2, 0, 2), (4, 0, 0)]
+CASES = [(variant, (1, 2, 1), size, w) for variant in VARIANTS for size in SIZES for w in ("channel", "spatial")]
+CASES += [(variant, ratios, (7, 5), "channel") for variant in POOLING for ratios in RATIOS]
+
+
+@pytest.mark.parametrize(("variant", "ratios", "size", "whiten"), CASES)
+def test_multi_scale_interaction__agrees_with_the_slow_reference_in_value_and_gradient(variant, ratios, size, whiten):
+    ours = randomize(MultiScaleInteraction(16, variant, ratios, whiten).double())
+    slow = reference.MSI(16, variant, ratios, whiten).double()
     x = torch.randn(2, *size, 16, dtype=torch.float64)
-    assert_same_function(ours, slow, x, run_reference=on_channels_first, tolerance=1e-10)
-
-
-@pytest.mark.parametrize("ratios", [(2, 1, 1), (1, 1, 2), (2, 2, 0), (1, 3, 0), (3, 0, 1), (2, 0, 2), (4, 0, 0)])
-@pytest.mark.parametrize("variant", ["full", "patch4", "gated", "c_mhsa", "no_split", "no_fusion"])
-def test_multi_scale_interaction__ratios_agree_with_the_slow_reference(variant, ratios):
-    ours = randomize(MultiScaleInteraction(16, variant, ratios).double())
-    slow = reference.MSI(16, variant, ratios, "channel").double()
-    x = torch.randn(2, 7, 5, 16, dtype=torch.float64)
     assert_same_function(ours, slow, x, run_reference=on_channels_first, tolerance=1e-10)
 
 
 def test_static_branch__nothing_pooled():
     """All channels kept: only the whitening, the 3x3 convolution, the merge and the gate remain."""
-    branch = StaticBranch(8, (0, 4, 0)).double()
+    branch = StaticBranch(8, (0, 4, 0), "channel").double()
 
     def by_hand(branch: StaticBranch, x: Tensor) -> Tensor:
         y = x @ branch.whiten.weight.T
@@ -189,7 +154,7 @@ def test_static_branch__nothing_pooled():
         y = nn.functional.conv2d(y, branch.dw.weight, padding=1, groups=8).permute(0, 2, 3, 1)
         return (x @ branch.gate.weight.T) * (y @ branch.merge.weight.T).sigmoid()
 
-    assert sum(p.numel() for p in branch.parameters()) == 3 * 64 + 8 * 9
+    assert parameters(branch) == 3 * 64 + 8 * 9
     assert_equal_to(by_hand, branch, torch.randn(2, 5, 4, 8, dtype=torch.float64))
 
 
@@ -207,13 +172,9 @@ def test_multi_scale_interaction__parameters_of_every_part(dim, expected):
     static, local, global_ = block.static, block.dynamic.local, block.dynamic.global_
     parts = [block.out_proj, static.gate, static.dw, static.pool2, static.pool4, static.merge, local.expand, local.attn]
     parts += [local.prop, global_.expand, global_.attn, global_.prop, block.dynamic.merge, block]
-    assert tuple(sum(p.numel() for p in part.parameters()) for part in parts) == expected
+    assert tuple(map(parameters, parts)) == expected
     assert block.in_proj.weight.numel() == expected[0] and static.whiten.weight.numel() == expected[1]
-
-
-@pytest.mark.parametrize(("dim", "expected"), [(96, 46320), (256, 328704)])
-def test_multi_scale_interaction__parameters(dim, expected):
-    assert sum(p.numel() for p in MultiScaleInteraction(dim).parameters()) == expected
+    assert [parameters(MultiScaleInteraction(dim)) for dim in (96, 256)] == [46320, 328704]
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,8 @@ def test_model__several_windows_in_the_last_stage():
     assert_same_model(*pair("default"), torch.randn(1, 3, 230, 33, dtype=torch.float64))
 
 
-def test_model__trains_as_the_slow_reference():
+def test_model__trains_as_the_slow_reference_and_stays_close_in_bfloat16():
     assert_trains_alike(*pair("default"), statistics=7 * 3)
-
-
-def test_heads__of_early_stages_follow_from_late_ones():
-    full = MAT(dim=32, depths=(1, 1, 1, 1), heads=(8, 16), mixer_stages=(1, 2, 3, 4))
-    assert [stage.blocks[0].attn.heads for stage in full.stages] == [2, 4, 8, 16]
-
-
-def test_model__bfloat16_stays_close():
     assert_bfloat16(MAT(**SMALL), 0.05)
 
 
@@ -136,12 +128,6 @@ def test_sizes_and_macs__of_every_row(row):
     assert published_macs(model, (224, 224), FVCORE) == macs
 
 
-@pytest.mark.parametrize("switches", [dict(token_is_key=True), dict(token_projected=True)])
-def test_sizes__do_not_depend_on_how_the_token_takes_part(switches):
-    model, other = on_meta("mat_2"), on_meta("mat_2", **switches)
-    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in other.state_dict().items()}
-
-
 def test_sizes_and_macs__of_every_part():
     model = on_meta("mat_2")
     stages = model.stages
@@ -165,7 +151,8 @@ def test_sizes_and_macs__of_every_part():
 
 @pytest.mark.parametrize(("dim", "heads"), [(24, 3), (64, 4)])
 def test_sizes__closed_forms(dim, heads):
-    assert parameters(AbstractTokenAttention(dim, heads)) == 10 * dim**2 + 11 * dim
+    for switches in ({}, dict(token_is_key=True), dict(token_projected=True)):
+        assert parameters(AbstractTokenAttention(dim, heads, **switches)) == 10 * dim**2 + 11 * dim
     assert parameters(BilinearPatchEmbed(dim, 2 * dim)) == 2 * dim**2 + 27 * dim
 
 
@@ -176,16 +163,15 @@ def test_initial_weights__sample_at_the_patch_centres():
     assert all(embed.offset_dw.weight.any() for embed in embeds)
 
 
-def test_widths__of_mlp_window_and_head():
+def test_widths_heads_and_decay__follow_from_the_arguments():
     model = MAT(**SMALL, mlp_ratio=3, hidden=64, window=5)
     assert [stage.blocks[0].mlp.fc1.weight.shape for stage in model.stages] == [(3 * d, d) for d in (4, 8, 16, 32)]
     assert model.head.proj.weight.shape == (64, 32) and model.head_hidden_size == 64
     assert model.stages[2].blocks[0].attn.window == 5
-
-
-def test_no_weight_decay__is_the_abstract_tokens():
-    expected = {"stages.2.blocks.0.attn.token", "stages.2.blocks.1.attn.token", "stages.3.blocks.0.attn.token"}
-    assert MAT(**SMALL).no_weight_decay() == expected
+    tokens = {"stages.2.blocks.0.attn.token", "stages.2.blocks.1.attn.token", "stages.3.blocks.0.attn.token"}
+    assert model.no_weight_decay() == tokens
+    full = MAT(dim=32, depths=(1, 1, 1, 1), heads=(8, 16), mixer_stages=(1, 2, 3, 4))
+    assert [stage.blocks[0].attn.heads for stage in full.stages] == [2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(
