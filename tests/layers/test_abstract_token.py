@@ -51,24 +51,6 @@ def test_forward__padding_does_not_matter_where_it_would_draw_all_attention(toke
         assert_same_function(ours, slow.double(), x, tolerance=1e-10)
 
 
-def test_forward__one_window_is_a_sum_of_two_soft_maxes_by_hand():
-    """A map of 1x2 pixels with one head: small enough to write out."""
-    layer = AbstractTokenAttention(2, 1).double()
-    x = torch.randn(1, 1, 2, 2, dtype=torch.float64)
-    (q1, k1, v1), (q2, k2, v2) = (layer.qkv(x[0, 0, i]).split(2) for i in (0, 1))
-
-    def attend(query, keys, values):
-        weights = torch.stack([query @ key / 2**0.5 for key in keys]).softmax(0)
-        return sum(weight * value for weight, value in zip(weights, values, strict=True))
-
-    summary = attend(layer.token[0, 0], (k1, k2), (v1, v2))
-    # A single window: the mixing and the way back have one key each, so only their values remain.
-    mixed = layer.mix_proj(layer.mix_qkv(summary)[4:])
-    fused = layer.fuse_kv(mixed)[2:]
-    expected = torch.stack([layer.proj(attend(q, (k1, k2), (v1, v2)) + fused) for q in (q1, q2)])
-    assert_close(layer(x)[0, 0], expected, "output", 1e-12)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -28,18 +28,6 @@ def test_forward__training_uses_the_statistics_of_the_batch():
         torch.testing.assert_close(ours.get_buffer(name), buffer, rtol=1e-12, atol=1e-12)
 
 
-def test_forward__without_offsets_it_is_mean_pooling_and_a_separable_convolution():
-    layer = randomize(BilinearPatchEmbed(3, 5).double()).eval()
-    nn.init.zeros_(layer.offset_proj.weight)
-    x = torch.randn(2, 3, 8, 6, dtype=torch.float64)
-    pooled = (x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]) / 4
-    assert_close(layer.sample(x, layer.offsets(x)), pooled, "samples", 1e-12)
-    mixed = layer.proj(layer.dw(pooled).permute(0, 2, 3, 1))
-    scale = layer.norm.weight / (layer.norm.running_var + layer.norm.eps).sqrt()
-    expected = (mixed - layer.norm.running_mean) * scale + layer.norm.bias
-    assert_close(layer(x), expected.permute(0, 3, 1, 2), "output", 1e-12)
-
-
 def test_sample__by_hand():
     """One row of pixels 0, 10, 20, 30: centres lie at 0.5 and 2.5, offsets are pixels, beyond the border it is flat."""
     layer, x = BilinearPatchEmbed(1, 1), torch.tensor([0.0, 10.0, 20.0, 30.0]).view(1, 1, 1, 4)

@@ -91,15 +91,16 @@ def test_backward__input_without_gradient():
 
 
 @pytest.mark.parametrize("part", ["fc1", "act", "dw", "fc2"])
-def test_hooks__on_a_sub_module_are_called_and_may_change_its_output(part):
-    mlp = ChannelMlp(6, 10, depthwise="after")
-    y = x = torch.randn(2, 3, 5, 6)
+def test_hooks__on_a_sub_module_see_the_whole_batch_and_may_change_its_output(part):
+    mlp, seen = ChannelMlp(6, 10, depthwise="after"), []
+    y = x = torch.randn(5, 3, 5, 6)
     untouched = mlp(x)
     for name in ("fc1", "act", "dw", "fc2"):
         y = mlp.get_submodule(name).forward(y) * (name != part)
-    with getattr(mlp, part).register_forward_hook(lambda module, inputs, output: output * 0):
+    with getattr(mlp, part).register_forward_hook(lambda _, inputs, output: seen.append(len(output)) or output * 0):
         torch.testing.assert_close(mlp(x), y)
     torch.testing.assert_close(mlp(x), untouched)
+    assert seen == [5]
 
 
 @pytest.mark.parametrize("kind", ["forward_pre", "full_backward", "full_backward_pre"])
