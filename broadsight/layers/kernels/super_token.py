@@ -11,10 +11,6 @@ from .slices import image_slices
 SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
 
 
-def has_cells(attention: Any, x: Tensor, residual: Tensor | None = None) -> bool:
-    return attention.cell != (1, 1)
-
-
 def linear_sampling(_: Any, attention: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """residual + attention(x) of a SuperTokenAttention; the sum is fused with the way back to the pixels."""
     x = autocast(x)
