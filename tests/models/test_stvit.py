@@ -168,34 +168,30 @@ def test_sizes_and_macs__of_isotropic_variants(dims, depths, millions, giga, pos
 
 
 @pytest.mark.parametrize("size", [(64, 64), (50, 71), (16, 70)])
+@torch.no_grad()
 def test_model__relative_positions_of_zero_are_none(size):
     dims, depths = (32, 32, 32, 64), (1, 1, 1, 1)
-    none = isotropic(dims, depths, "none", num_classes=5).eval()
-    relative = isotropic(dims, depths, "relative", num_classes=5).eval()
-    missing, unexpected = relative.load_state_dict(none.state_dict(), strict=False)
-    assert unexpected == [] and missing == [f"stages.{i}.blocks.0.attn.position.table" for i in range(4)]
+    none, relative = (isotropic(dims, depths, position, num_classes=5).eval() for position in ("none", "relative"))
+    tables = [f"stages.{i}.blocks.0.attn.position.table" for i in range(4)]
+    assert relative.load_state_dict(none.state_dict(), strict=False) == (tables, [])
     x = torch.randn(2, 3, *size)
-    with torch.no_grad():
-        expected = none(x)
-        assert not torch.allclose(relative(x), expected, atol=1e-7)
-        for name, parameter in relative.named_parameters():
-            if name.endswith("position.table"):
-                nn.init.zeros_(parameter)
-        torch.testing.assert_close(relative(x), expected)
+    expected = none(x)
+    assert not torch.allclose(relative(x), expected, atol=1e-7)
+    for table in tables:
+        nn.init.zeros_(relative.get_parameter(table))
+    torch.testing.assert_close(relative(x), expected)
 
 
+@torch.no_grad()
 def test_model__zero_convolutions_are_none():
     """Position and MLP convolutions are residual: with zero kernels they leave their input alone."""
-    conv = STViT(**SMALL).eval()
-    plain = STViT(**SMALL, position="none", ffn="plain").eval()
-    for name, parameter in conv.named_parameters():
-        if ".cpe." in name or ".mlp.dw." in name:
-            nn.init.zeros_(parameter)
-    missing, unexpected = plain.load_state_dict(conv.state_dict(), strict=False)
-    assert missing == [] and all(".cpe." in name or ".mlp.dw." in name for name in unexpected)
+    conv, plain = STViT(**SMALL).eval(), STViT(**SMALL, position="none", ffn="plain").eval()
+    convolutions = {name: p for name, p in conv.named_parameters() if ".cpe." in name or ".mlp.dw." in name}
+    for parameter in convolutions.values():
+        nn.init.zeros_(parameter)
+    assert plain.load_state_dict(conv.state_dict(), strict=False) == ([], list(convolutions))
     x = torch.randn(2, 3, 50, 71)
-    with torch.no_grad():
-        torch.testing.assert_close(plain(x), conv(x))
+    torch.testing.assert_close(plain(x), conv(x))
 
 
 def test_stem__patches_by_hand():
