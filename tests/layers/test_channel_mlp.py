@@ -18,18 +18,13 @@ def plain(mlp: ChannelMlp, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """The composition that the docstring states, on the stored weights alone."""
 
     def convolve(u: Tensor) -> Tensor:
-        y = nn.functional.conv2d(
-            u.permute(0, 3, 1, 2), mlp.dw.weight, mlp.dw.bias, padding=1, groups=len(mlp.dw.weight)
-        )
+        weight = mlp.dw.weight
+        y = nn.functional.conv2d(u.permute(0, 3, 1, 2), weight, mlp.dw.bias, padding=1, groups=len(weight))
         return y.permute(0, 2, 3, 1)
 
     u = mlp.fc1(x)
-    if mlp.depthwise == "before":
-        u = convolve(u)
-    u = nn.functional.gelu(u)
-    if mlp.depthwise == "after":
-        u = u + convolve(u)
-    y = mlp.fc2(u)
+    u = nn.functional.gelu(convolve(u) if mlp.depthwise == "before" else u)
+    y = mlp.fc2(u + convolve(u) if mlp.depthwise == "after" else u)
     return y if residual is None else residual + y
 
 
@@ -61,15 +56,13 @@ def test_forward__maps_smaller_than_the_kernel_and_strided_inputs(depthwise, siz
 
 @pytest.mark.parametrize("depthwise", DEPTHWISE)
 def test_forward__leaves_its_inputs_alone_and_is_the_same_without_gradient(depthwise, slices):
-    mlp = ChannelMlp(6, 10, depthwise=depthwise)
-    x, residual = torch.randn(2, 3, 5, 7, 6)
-    before = x.clone(), residual.clone()
-    expected = mlp(x, residual)
+    mlp, inputs = ChannelMlp(6, 10, depthwise=depthwise), torch.randn(2, 3, 5, 7, 6)
+    before, expected = inputs.clone(), mlp(*inputs)
     assert expected.requires_grad
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            torch.testing.assert_close(mlp(x, residual), expected, rtol=0, atol=1e-6)
-    assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+            torch.testing.assert_close(mlp(*inputs), expected, rtol=0, atol=1e-6)
+    assert torch.equal(inputs, before)
 
 
 @pytest.mark.parametrize("frozen", ["fc1", "dw", "fc2", "bias", "weight", ""])

