@@ -1,5 +1,7 @@
 """Partial attention: full attention among a few salient tokens, and one query for all the others."""
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
@@ -67,7 +69,13 @@ class PartialAttention(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, dim))
         self.head_up = nn.Parameter(torch.zeros(head_expansion * heads, heads))
         self.head_down = nn.Parameter(torch.zeros(heads, head_expansion * heads))
-        self.channel_mlp = ChannelGate(dim, max(4, dim // 32) if channel_hidden is None else channel_hidden)
+        hidden = max(4, dim // 32) if channel_hidden is None else channel_hidden
+        layers: dict[str, nn.Module] = dict(
+            fc1=nn.Linear(dim, hidden), norm=nn.LayerNorm(hidden, eps=1e-6), act=nn.ReLU()
+        )
+        self.channel_mlp = nn.Sequential(
+            OrderedDict(**layers, fc2=nn.Linear(hidden, dim))
+        )  # of the background's answer
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -135,18 +143,6 @@ class PartialAttention(nn.Module):
         means = (logits + hidden.to(logits.dtype)).softmax(-1).to(x.dtype) @ x  # B h C
         found = means.transpose(0, 1) @ value.transpose(1, 2).to(means.dtype)  # h B d
         return found.transpose(0, 1).reshape(B, 1, C) + self.v_bias
-
-
-class ChannelGate(nn.Module):
-    """The small MLP of the background's answer: linear, LayerNorm, ReLU, linear. (B, 1, C) -> (B, 1, C)."""
-
-    def __init__(self, dim: int, hidden: int):
-        super().__init__()
-        self.fc1, self.norm = nn.Linear(dim, hidden), nn.LayerNorm(hidden, eps=1e-6)
-        self.act, self.fc2 = nn.ReLU(), nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.norm(self.fc1(x))))
 
 
 def select_foreground(scores: Tensor, n: int) -> Tensor:

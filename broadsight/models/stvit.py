@@ -1,6 +1,7 @@
 """STViT: Vision Transformer with Super Token Sampling (CVPR 2023, arXiv:2211.11167). Readings: docs/models.md."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class STViT(StagedBackbone):
         per_stage: dict[str, Any] = dict(dims=dims, heads=heads, cells=cells, iterations=iterations)
         per_stage["layer_scale"] = layer_scale
         stages = make_stages(depths, drop_path_rate, block=block, downsample=downsample, **per_stage)
-        first = (ConvStem if stem == "conv" else PatchStem)(in_chans, dims[0])
+        first = (conv_stem if stem == "conv" else PatchStem)(in_chans, dims[0])
         head = (lambda **kw: ProjectedHead(dims[-1], hidden=projection, act=nn.SiLU, **kw)) if projection else None
         super().__init__(first, stages, dims, head=head, in_chans=in_chans, **common)
 
@@ -154,23 +155,16 @@ class Block(nn.Module):
         self.apart = True
 
 
-class ConvStem(nn.Module):
+def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
     """Four 3x3 convolutions, each followed by GELU and then BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4).
 
     A norm after the activation cannot be folded into its convolution, nor into the next one, which pads after it.
     """
-
-    def __init__(self, in_chans: int, dim: int):
-        super().__init__()
-        self.act, widths = nn.GELU(), (in_chans, dim // 2, dim // 2, dim, dim)
-        for i in range(4):
-            self.add_module(f"conv{i + 1}", nn.Conv2d(widths[i], widths[i + 1], 3, stride=2 - i % 2, padding=1))
-            self.add_module(f"norm{i + 1}", nn.BatchNorm2d(widths[i + 1]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for i in range(1, 5):
-            x = getattr(self, f"norm{i}")(self.act(getattr(self, f"conv{i}")(x)))
-        return x
+    layers, widths = OrderedDict(), (in_chans, dim // 2, dim // 2, dim, dim)
+    for i in range(4):
+        layers[f"conv{i + 1}"] = nn.Conv2d(widths[i], widths[i + 1], 3, stride=2 - i % 2, padding=1)
+        layers[f"act{i + 1}"], layers[f"norm{i + 1}"] = nn.GELU(), nn.BatchNorm2d(widths[i + 1])
+    return nn.Sequential(layers)
 
 
 class PatchStem(nn.Module):

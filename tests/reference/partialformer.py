@@ -181,9 +181,8 @@ class PartialFormer(Model):
         last = conv(half, dim, stride=2), MapNorm(dim)
         patches = conv(in_chans, dim, 7, stride=4), MapNorm(dim)
         layers = {"conv": (first, second, last), "conv2": (first, last), "patch7": (patches,)}[stem]
-        super().__init__(
-            Stem(*layers), stages, Head(dims[3], 1280, num_classes, bias=False, pool_first=pool_first), MapNorm(dims[3])
-        )
+        head = Head(dims[3], 1280, num_classes, bias=False, pool_first=pool_first)
+        super().__init__(Stem(*layers), stages, head, MapNorm(dims[3]))
         self.feature_norms = nn.ModuleList(MapNorm(d) for d in dims) if feature_norms else None
 
     def features(self, x: Tensor) -> list[Tensor]:
