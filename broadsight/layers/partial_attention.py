@@ -70,12 +70,8 @@ class PartialAttention(nn.Module):
         self.head_up = nn.Parameter(torch.zeros(head_expansion * heads, heads))
         self.head_down = nn.Parameter(torch.zeros(heads, head_expansion * heads))
         hidden = max(4, dim // 32) if channel_hidden is None else channel_hidden
-        layers: dict[str, nn.Module] = dict(
-            fc1=nn.Linear(dim, hidden), norm=nn.LayerNorm(hidden, eps=1e-6), act=nn.ReLU()
-        )
-        self.channel_mlp = nn.Sequential(
-            OrderedDict(**layers, fc2=nn.Linear(hidden, dim))
-        )  # of the background's answer
+        first, norm, last = nn.Linear(dim, hidden), nn.LayerNorm(hidden, eps=1e-6), nn.Linear(hidden, dim)
+        self.channel_mlp = nn.Sequential(OrderedDict(fc1=first, norm=norm, act=nn.ReLU(), fc2=last))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
