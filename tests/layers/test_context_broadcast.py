@@ -10,7 +10,7 @@ from torch.export import Dim
 
 from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import KINDS, context_broadcast
-from tests.compare import assert_close
+from tests.compare import assert_close, assert_equal_to
 from tests.refusals import refused
 
 LAYOUTS = {"tokens": (2, 5, 6), "NCHW": (2, 6, 3, 4), "NHWC": (2, 3, 4, 6)}
@@ -54,12 +54,6 @@ def assert_equations(module: ContextBroadcast, x: Tensor, layout: str = "tokens"
     assert_close(as_tokens(module(x), layout), expected, tolerance=1e-13)
 
 
-def gradients(function, *leaves: Tensor) -> tuple[Tensor, ...]:
-    y = function(*leaves)
-    weights = torch.arange(y.numel(), dtype=y.dtype).sin().view(y.shape)
-    return torch.autograd.grad((y * weights).sum(), leaves)
-
-
 # ---- values and gradients
 
 
@@ -89,34 +83,23 @@ def test_values__a_scale_is_for_the_scaled_kind_alone(kind, learns):
 @each_layout
 @pytest.mark.parametrize("inplace", [False, True])
 def test_values__and_gradients_are_the_equations(kind, layout, inplace):
-    module = layer(kind, inplace=inplace)
-    x = torch.randn(LAYOUTS[layout], dtype=torch.float64, requires_grad=True)
-    parameters = [p.detach().clone().requires_grad_() for p in module.parameters()]
+    def slow(module: ContextBroadcast, x: Tensor) -> Tensor:
+        return reference(as_tokens(x, layout), kind, module.scale)
 
-    def ours(x: Tensor, *scale: Tensor) -> Tensor:
-        # Times one: what is overwritten is nobody's leaf.
-        state = dict(zip(["scale"], scale, strict=False))
-        return as_tokens(torch.func.functional_call(module, state, (x * 1,)), layout)
+    def ours(module: ContextBroadcast, x: Tensor) -> Tensor:
+        return as_tokens(module(x * 1), layout)  # times one: what is overwritten is nobody's leaf
 
-    def slow(x: Tensor, *scale: Tensor) -> Tensor:
-        return reference(as_tokens(x, layout), kind, *scale)
-
-    assert_close(ours(x, *parameters), slow(x, *parameters), tolerance=1e-13)
-    got, expected = gradients(ours, x, *parameters), gradients(slow, x, *parameters)
-    assert len(got) == len(expected) == (2 if kind == "scaled" else 1)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one, other, tolerance=1e-12)
-    assert module(x.detach().clone()).shape == x.shape
+    module, x = layer(kind, inplace=inplace), torch.randn(LAYOUTS[layout], dtype=torch.float64)
+    assert len(list(module.parameters())) == (kind == "scaled") and module(x.clone()).shape == x.shape
+    assert_equal_to(slow, module, x, run=ours, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["gate", "hybrid"])
 def test_values__class_token_is_the_first_of_the_tokens(kind):
-    x = torch.randn(3, 5, DIM, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 5, DIM, dtype=torch.float64)
     for class_token, expected in [(None, True), (True, True), (False, False)]:
-        module = layer(kind, class_token=class_token)
-        assert_close(module(x), reference(x, kind, class_token=expected), tolerance=1e-13)
-        got = gradients(module, x)[0]
-        assert_close(got, gradients(lambda x, e=expected: reference(x, kind, class_token=e), x)[0], tolerance=1e-12)
+        slow = lambda _, x, first=expected: reference(x, kind, class_token=first)  # noqa: E731
+        assert_equal_to(slow, layer(kind, class_token=class_token), x, tolerance=1e-12)
     assert not torch.allclose(layer(kind, class_token=True)(x), layer(kind, class_token=False)(x))
 
 
@@ -329,9 +312,8 @@ def test_compile__is_one_graph(kind, inplace):
     torch._dynamo.reset()
     module = layer(kind, inplace=inplace)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
-    assert_close(compiled(x * 1), module(x * 1), tolerance=1e-13)
-    assert_close(gradients(lambda x: compiled(x * 1), x)[0], gradients(lambda x: module(x * 1), x)[0], tolerance=1e-12)
+    runs = dict(run=lambda _, x: compiled(x * 1), tolerance=1e-12)
+    assert_equal_to(lambda module, x: module(x * 1), module, torch.randn(2, 5, DIM, dtype=torch.float64), **runs)
 
 
 class Leaves(fx.Tracer):

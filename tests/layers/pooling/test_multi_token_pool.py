@@ -19,7 +19,7 @@ from broadsight.deployment import prepare
 from broadsight.layers import MultiTokenPool
 from broadsight.layers.pooling.multi_token_pool import class_attention_pool
 from broadsight.weights.released_stvit import released_tensors
-from tests.compare import assert_close, randomize
+from tests.compare import assert_all_close, assert_close, randomize
 from tests.refusals import refused
 
 _path = Path(__file__).parents[3] / "benchmarks" / "per_group_map.py"
@@ -185,12 +185,6 @@ def test_released_tensors_undo_load_release(golden, name):
 # ---- against the loop over groups
 
 
-def assert_all_close(got: dict, expected: dict, tolerance: float = 1e-9) -> None:
-    assert got.keys() == expected.keys()
-    for name, one in got.items():
-        assert_close(one, expected[name], str(name), tolerance)
-
-
 def assert_same_as_the_loop(ours: MultiTokenPool, reference: nn.Module, features: list[Tensor]) -> None:
     """Logits and gradients, once with frozen statistics and once in training, and the statistics that leaves."""
     for training in (False, True):
@@ -299,12 +293,11 @@ def test_second_derivatives_agree_with_the_loop():
     ours, reference = pair(CHANNELS, **USUAL)
     features = [x.requires_grad_() for x in pyramid(2, dtype=torch.float64)]
 
-    def second(pool: nn.Module) -> tuple[Tensor, ...]:
+    def second(pool: nn.Module) -> dict:
         gradients = torch.autograd.grad(pool.eval()(features).square().sum(), features, create_graph=True)
-        return torch.autograd.grad(sum(x.square().sum() for x in gradients), features)
+        return dict(enumerate(torch.autograd.grad(sum(x.square().sum() for x in gradients), features)))
 
-    for i, (got, expected) in enumerate(zip(second(ours), second(reference), strict=True)):
-        assert_close(got, expected, f"second derivative by map {i}", 1e-8)
+    assert_all_close(second(ours), second(reference), 1e-8)
 
 
 @pytest.mark.parametrize("head_mixing", [False, True])
@@ -405,21 +398,18 @@ def test_memory_format_does_not_matter():
 @pytest.mark.parametrize("training", [False, True])
 def test_frozen_parts_change_no_other_gradient(training):
     pool, features = usual_pool(drop=0.0).double().train(training), pyramid(dtype=torch.float64)
-    pool(features).sum().backward()  # nothing but parameters wants a gradient
-    alone = {name: p.grad for name, p in pool.named_parameters()}
-    pool.zero_grad()
-    leaves = [x.clone().requires_grad_() for x in features]
-    pool(leaves).sum().backward()
-    for name, parameter in pool.named_parameters():
-        if parameter.grad is None:
-            assert alone[name] is None
-        else:
-            assert_close(alone[name], parameter.grad, f"gradient of {name}")
-    pool.requires_grad_(False)
-    others = [x.clone().requires_grad_() for x in features]
-    pool(others).sum().backward()
-    for i, (x, other) in enumerate(zip(leaves, others, strict=True)):
-        assert_close(other.grad, x.grad, f"gradient of map {i}")
+
+    def gradients(*wanted: bool) -> tuple[dict, dict]:
+        pool.zero_grad()
+        pool.requires_grad_(wanted[0])
+        leaves = [x.clone().requires_grad_(wanted[1]) for x in features]
+        pool(leaves).sum().backward()
+        of_pool = {name: p.grad for name, p in pool.named_parameters() if p.grad is not None}
+        return of_pool, dict(enumerate(x.grad for x in leaves))
+
+    of_pool, of_maps = gradients(True, True)
+    assert_all_close(gradients(True, False)[0], of_pool)
+    assert_all_close(gradients(False, True)[1], of_maps)
 
 
 def test_batch_equals_images():
