@@ -12,7 +12,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 from broadsight.deployment import capture, prepare
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
-from tests.compare import assert_close, outputs_and_gradients, randomize
+from tests.compare import assert_all_close, assert_close, outputs_and_gradients, randomize
 from tests.zoo import KINDS, shallow
 
 SMALL = {
@@ -189,8 +189,7 @@ def test_fx__classifier(model):
         got, gradients = outputs_and_gradients(traced, lambda module, x: list(module(x).values()), [x])
         assert_close(got[0], expected[0], tolerance=1e-9)
         assert gradients.keys() == expected_gradients.keys()
-        for name, gradient in gradients.items():
-            assert_close(gradient, expected_gradients[name], name, tolerance=1e-9)
+        assert_all_close(gradients, expected_gradients, 1e-9)
 
 
 @torch.no_grad()

@@ -126,9 +126,7 @@ def test_position__gradient_counts_the_pairs_of_every_offset():
     layer = RelativePositionBias(1, (2, 3)).double()
     layer(2, 3).sum().backward()
     # An offset (dy, dx) occurs (2 - |dy|) * (3 - |dx|) times.
-    assert layer.table.grad.tolist() == [
-        [[1.0, 2.0, 3.0, 2.0, 1.0], [2.0, 4.0, 6.0, 4.0, 2.0], [1.0, 2.0, 3.0, 2.0, 1.0]]
-    ]
+    assert layer.table.grad.tolist() == [[[1, 2, 3, 2, 1], [2, 4, 6, 4, 2], [1, 2, 3, 2, 1]]]
 
 
 def test_position__attention_adds_the_bias_to_the_scaled_logits():

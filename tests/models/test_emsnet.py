@@ -122,15 +122,6 @@ def test_sizes_and_macs__of_every_variant(name):
     assert f"{published_macs(model, (224, 224), OLD_PROFILER) / 1e9:.{digits}f}" == older
 
 
-def test_sizes__of_stem_transitions_and_mlps():
-    model = on_meta("emsnet_xxtiny")
-    assert parameters(model.stem) == 10_208 and parameters(on_meta("emsnet_tiny").stem) == 38_848
-    dims = (32, 64, 128, 192)
-    for i in (1, 2, 3):
-        assert parameters(model.stages[i].downsample) == 9 * dims[i - 1] * dims[i] + 2 * dims[i]
-    assert [parameters(stage.blocks[0].mlp) for stage in model.stages] == [16384, 65536, 131072, 294912]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import Tensor
 
-from broadsight.layers import AbstractTokenAttention, BilinearPatchEmbed
+from broadsight.layers import BilinearPatchEmbed
 from broadsight.models import MAT
 from broadsight.papers.macs import FVCORE, count, published_macs
 from tests.compare import assert_bfloat16, assert_same_model, assert_trains_alike, parameters, randomize
@@ -147,13 +147,6 @@ def test_sizes_and_macs__of_every_part():
     ]
     for module, shape, size, macs in parts:
         assert (parameters(module), sum(count(module, shape, convention=FVCORE))) == (size, macs)
-
-
-@pytest.mark.parametrize(("dim", "heads"), [(24, 3), (64, 4)])
-def test_sizes__closed_forms(dim, heads):
-    for switches in ({}, dict(token_is_key=True), dict(token_projected=True)):
-        assert parameters(AbstractTokenAttention(dim, heads, **switches)) == 10 * dim**2 + 11 * dim
-    assert parameters(BilinearPatchEmbed(dim, 2 * dim)) == 2 * dim**2 + 27 * dim
 
 
 def test_initial_weights__sample_at_the_patch_centres():

@@ -498,34 +498,6 @@ def test_no_keys_and_values_are_formed():
     assert largest(ours) < keys
 
 
-@pytest.mark.parametrize(
-    ("channels", "arguments"),
-    [
-        (CHANNELS, {}),
-        (CHANNELS, dict(head_mixing=False, classifier="linear", mean_token=False)),
-        (CHANNELS, dict(gram=False, groups=3, mlp_groups=3, attn_dim=None)),
-        ((5, 30), dict(level=-1, gram_dim=15, gram_groups=6, mlp_groups=1, mlp_ratio=2)),
-        ((5, 24), dict(level=0, tokens=1, gram_groups=3)),
-    ],
-)
-def test_parameter_count(channels, arguments):
-    pool = MultiTokenPool(channels, 10, **(USUAL | arguments))
-    options = USUAL | dict(gram=True, gram_dim=None, mean_token=True, mlp_ratio=4, mlp_groups=2, classifier="norm")
-    options |= arguments
-    D, T, H, R = (options[name] for name in ("dim", "tokens", "heads", "gram_groups"))
-    M, K, C = options["mlp_ratio"], options["mlp_groups"], 10
-    A, P = options["attn_dim"] or D, options["gram_dim"] or D
-    U = P * (P + 1) // 2
-    merge = sum(channels) * D + 2 * D if options["level"] > 0 else (channels[-1] != D) * (channels[-1] * D + 2 * D)
-    source = D * P + 2 * P + D * T * U // R + 2 * D * T if options["gram"] else T * D
-    attention = 3 * (D * A + A) + A * D + D + 4 * D + (2 * (H * H + H) if options["head_mixing"] else 0)
-    mlp = 2 * M * D * D // K + M * D + D
-    classifiers = (2 * D * T if options["classifier"] == "norm" else 0) + D * T * C + C
-    classifiers += 2 * D + D * C + C if options["mean_token"] else 0
-    expected = merge + options["groups"] * (source + attention + mlp + classifiers)
-    assert sum(p.numel() for p in pool.parameters()) == expected
-
-
 # ---- mistakes
 
 
