@@ -70,10 +70,8 @@ class AttentionPath(nn.Module):
 
 
 def overlap_add(parts: Tensor, axis: int) -> Tensor:
-    """Sums windows of three at stride two along an axis: (..., n, 3, ...) -> (..., 2n + 2, ...), the last place empty.
-
-    Odd places belong to one window; even ones to the last of one window and the first of the next.
-    """
+    """Sum windows of three at stride two along an axis: (..., n, 3, ...) -> (..., 2n + 2, ...), the last place empty."""
+    # Odd places belong to one window; even ones to the last of one window and the first of the next.
     first, middle, last = parts.unbind(axis + 1)
     other_axes = [0, 0] * (first.ndim - axis - 1)
     even = F.pad(first, [*other_axes, 0, 1]) + F.pad(last, [*other_axes, 1, 0])

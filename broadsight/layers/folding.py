@@ -9,10 +9,7 @@ from .kernels.dispatch import hooked
 
 
 def fold_norm(module: nn.Module, first: str, second: str) -> None:
-    """Fold a BatchNorm of the module into the convolution or linear layer beside it, named in the order of running.
-
-    A layer that follows its norm is a linear one: a convolution would pad in between.
-    """
+    """Fold a BatchNorm of the module into the layer beside it, which is a linear one if it follows the norm."""
     before: Any = module.get_submodule(first)
     after: Any = module.get_submodule(second)
     norm_first = isinstance(before, nn.BatchNorm2d)

@@ -48,10 +48,8 @@ def neighbours(tokens: Tensor) -> Tensor:
 
 
 def fold(parts: Tensor, grid: tuple[int, int, int]) -> Tensor:
-    """The adjoint of `neighbours`: adds up what was meant for each token. (B*p*q, 9, C) -> (B, p, q, C).
-
-    Separable: three shifted sums of rows, then three of columns.
-    """
+    """The adjoint of `neighbours`: adds up what was meant for each token. (B*p*q, 9, C) -> (B, p, q, C)."""
+    # Separable: three shifted sums of rows, then three of columns.
     parts = parts.unflatten(1, (3, 3)).unflatten(0, grid)  # B p q 3 3 C
     down, up = F.pad(parts[:, :, :, 2], [0, 0, 0, 0, 0, 0, 1, 0]), F.pad(parts[:, :, :, 0], [0, 0, 0, 0, 0, 0, 0, 1])
     rows = parts[:, :, :, 1] + down[:, :-1] + up[:, 1:]  # B p q 3 C

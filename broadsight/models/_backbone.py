@@ -29,10 +29,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class Stage(nn.Module):
-    """Down-sampling, blocks and an optional norm. (B, C, H, W) -> (B, C', H', W'), channels-last in memory.
-
-    Blocks and norm work on (B, H', W', C').
-    """
+    """Down-sampling, then blocks and a norm on (B, H', W', C'). (B, C, H, W) -> (B, C', H', W'), channels-last."""
 
     def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], norm: nn.Module | None = None):
         super().__init__()
@@ -48,9 +45,7 @@ class Stage(nn.Module):
 class ProjectedHead(ClassifierHead):
     """A classifier with a hidden layer at every position: linear, BatchNorm, activation, pool, dropout, linear.
 
-    Args:
-        pool_first: Pool before the hidden layer instead of after it.
-        pooling: pool_type and drop_rate, of timm's ClassifierHead.
+    With `pool_first` the hidden layer comes after the pool; `pooling` is pool_type and drop_rate of timm's head.
     """
 
     def __init__(
@@ -121,8 +116,7 @@ class StagedBackbone(nn.Module):
     def init_weights(self) -> None:
         """Draw every parameter and reset every buffer; what is drawn depends on torch's seed alone."""
         for module in self.modules():
-            if hasattr(module, "reset_parameters"):
-                cast(Any, module).reset_parameters()
+            getattr(module, "reset_parameters", lambda: None)()
         for module in self.modules():
             self.init_module(module)
         self._init_classifier()

@@ -142,11 +142,9 @@ class Block(nn.Module):
         return self.mlp(normed, x.permute(0, 2, 3, 1))
 
     def reparameterize(self) -> None:
-        """For inference: the second norm into the MLP, layer scales into the projections that precede them.
-
-        The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
-        """
+        """For inference: the second norm into the MLP, layer scales into the projections that precede them."""
         fold_norm(self, "norm2", "mlp.fc1")
+        # The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         folded = [fold_scale_after(self, "attn", "proj", "ls1"), fold_scale_after(self, "mlp", "fc2", "ls2")]
         self.apart = self.apart and not all(folded)
 

@@ -114,13 +114,10 @@ def test_foreground_count__of_the_four_stages(grid, expected):
 @pytest.mark.parametrize("switches", [{}, dict(foreground_limit=4), dict(background_required=False)])
 @pytest.mark.parametrize("foreground", [(16, 49), (1, 1), (5, 0), (1, 1000)])
 def test_foreground_count__agrees_with_exact_fractions(foreground, switches):
-    layer = PartialAttention(8, 2, foreground, **switches)
+    layer, (n, of) = PartialAttention(8, 2, foreground, **switches), foreground
+    limits = of == 0, "background_required" in switches, switches.get("foreground_limit")
     for tokens in range(1, 60):
-        n, of = foreground
-        expected = reference.foreground_count(
-            tokens, n, of or 1, of == 0, "background_required" in switches, switches.get("foreground_limit")
-        )
-        assert layer.foreground_count(tokens) == expected
+        assert layer.foreground_count(tokens) == reference.foreground_count(tokens, n, of or 1, *limits)
 
 
 @settings(max_examples=60, deadline=None)
