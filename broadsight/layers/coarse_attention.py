@@ -70,7 +70,7 @@ class AttentionPath(nn.Module):
 
 
 def overlap_add(parts: Tensor, axis: int) -> Tensor:
-    """Sum windows of three at stride two along an axis: (..., n, 3, ...) -> (..., 2n + 2, ...), the last place empty."""
+    """Sum windows of three at stride two along an axis: (..., n, 3, ...) -> (..., 2n + 2, ...), the last empty."""
     # Odd places belong to one window; even ones to the last of one window and the first of the next.
     first, middle, last = parts.unbind(axis + 1)
     other_axes = [0, 0] * (first.ndim - axis - 1)

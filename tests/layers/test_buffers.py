@@ -121,10 +121,9 @@ def test_dense__class_weights_and_anchors_come_back():
 
 
 def test_distillation__scale_and_shift_come_back():
-    teacher = timm.create_model("test_resnet")
     images = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    loss = MultiTokenDistillationLoss("ce", teacher, normalization=images)
-    expected = loss.scale.clone(), loss.shift.clone()
+    loss = MultiTokenDistillationLoss("ce", timm.create_model("test_resnet"), normalization=images)
+    expected = [buffer.clone() for buffer in (loss.scale, loss.shift)]
     for buffer in (loss.scale, loss.shift):
         buffer.fill_(float("nan"))
     loss.init_non_persistent_buffers()
