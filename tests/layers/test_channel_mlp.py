@@ -123,29 +123,24 @@ class Doubled(nn.Module):
         return 2 * self.layer(x)
 
 
-def wrapped(mlp: ChannelMlp) -> None:
-    mlp.fc1 = Doubled(mlp.fc1)
+def with_a_forward_of_its_own(layer: nn.Module) -> nn.Module:
+    original = layer.forward
+    layer.forward = lambda x: 2 * original(x)
+    return layer
 
 
-def wrapped_at_the_end(mlp: ChannelMlp) -> None:
-    mlp.fc2 = Doubled(mlp.fc2)
+def parametrized(layer: nn.Module) -> nn.Module:
+    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled(nn.Identity()))
+    nn.utils.parametrize.register_parametrization(layer, "bias", Doubled(nn.Identity()))
+    return layer
 
 
-def with_a_forward_of_its_own(mlp: ChannelMlp) -> None:
-    original = mlp.fc1.forward
-    mlp.fc1.forward = lambda x: 2 * original(x)
-
-
-def parametrized(mlp: ChannelMlp) -> None:
-    nn.utils.parametrize.register_parametrization(mlp.fc1, "weight", Doubled(nn.Identity()))
-
-
-@pytest.mark.parametrize("replace", [wrapped, wrapped_at_the_end, with_a_forward_of_its_own, parametrized])
-def test_replaced_sub_module__is_called(replace):
+@pytest.mark.parametrize("name", ["fc1", "fc2"])
+@pytest.mark.parametrize("replace", [Doubled, with_a_forward_of_its_own, parametrized])
+def test_replaced_sub_module__is_called(replace, name):
     mlp, x = ChannelMlp(6, 10), torch.randn(2, 3, 5, 6)
-    nn.init.zeros_(mlp.fc1.bias)
-    expected = 2 * mlp(x) if replace is wrapped_at_the_end else mlp.fc2(mlp.act(2 * mlp.fc1(x)))
-    replace(mlp)
+    expected = 2 * mlp(x) if name == "fc2" else mlp.fc2(mlp.act(2 * mlp.fc1(x)))
+    setattr(mlp, name, replace(getattr(mlp, name)))
     torch.testing.assert_close(mlp(x), expected)
 
 
