@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +236,10 @@ def _sizes(value: Any, key: str, where: str) -> tuple[int, ...]:
 
 
 def _numbers(
-    values: Any, key: str, where: str, expected: str = "finite numbers", least=-math.inf, most=math.inf
+    values: Any, key: str, where: str, expected: str = "finite numbers", least: float = -math.inf
 ) -> tuple[float, ...]:
     fine = isinstance(values, list | tuple) and 0 < len(values) <= MOST_CHANNELS
-    if not fine or not all(_is_number(one) and math.isfinite(one) and least <= one <= most for one in values):
+    if not fine or not all(_is_number(one) and math.isfinite(one) and least <= one for one in values):
         raise _wrong(where, key, values, expected)
     return tuple(map(float, values))
 
@@ -248,12 +248,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _deviations(values: Any, key: str, where: str) -> tuple[float, ...]:
-    return _numbers(values, key, where, "numbers above 0", least=math.nextafter(0, 1))
-
-
 def _fraction(value: Any, key: str, where: str) -> float:
-    return _numbers([value], key, where, "a fraction such as 0.9", 0.05, 4)[0]
+    if not _is_number(value) or not 0.05 <= value <= 4:
+        raise _wrong(where, key, value, "a fraction such as 0.9")
+    return float(value)
 
 
 def _plain(value: Any, key: str, where: str) -> Any:
@@ -266,7 +264,9 @@ def _plain(value: Any, key: str, where: str) -> Any:
 # Of timm's description of trained weights, what says how images are prepared and how the classifier is called.
 READERS: dict[str, Callable[[Any, str, str], Any]] = {
     **dict.fromkeys(("input_size", "test_input_size", "min_input_size", "pool_size", "test_pool_size"), _sizes),
-    **dict(mean=_numbers, std=_deviations, crop_pct=_fraction, test_crop_pct=_fraction),
+    "mean": _numbers,
+    "std": partial(_numbers, expected="numbers above 0", least=math.nextafter(0, 1)),
+    **dict.fromkeys(("crop_pct", "test_crop_pct"), _fraction),
     **dict.fromkeys(("fixed_input_size", "crop_mode", "first_conv", "classifier", "license"), _plain),
     **dict.fromkeys(("interpolation", "label_offset"), _plain),
 }
