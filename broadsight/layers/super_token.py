@@ -53,7 +53,7 @@ class SuperTokenAttention(nn.Module):
         self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
         self.position = None if relative_grid is None else RelativePositionBias(heads, relative_grid)
 
-    @accelerated(linear_sampling, lambda attention, *_: attention.cell != (1, 1))
+    @accelerated(linear_sampling, lambda attention, x, residual=None: attention.cell != (1, 1))
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns residual + attention(x)."""
         channels_first = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
