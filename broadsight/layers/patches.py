@@ -1,7 +1,5 @@
 """Coarse cells of a map: pooling to them, convolutions on them, and the way back to the pixels."""
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -80,7 +78,8 @@ class PooledBranch(nn.Module):
         super().__init__()
         self.patch, self.expand = patch, nn.Linear(dim, width, bias=False)
         # The coordinate depth-wise convolution: along the rows, then along the columns.
-        self.conv_h, self.conv_v = ChannelConv(width, (1, 3)), cast(nn.Module, ChannelConv(width, (3, 1)))
+        self.conv_h = ChannelConv(width, (1, 3))
+        self.conv_v: nn.Module = ChannelConv(width, (3, 1))
         self.prop = Propagate(width, patch)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -69,9 +69,9 @@ def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         own.update(model.pretrained_cfg)
         return model
 
-    if kwargs.get("pretrained_cfg"):  # of a run folder
+    described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
+    if described:
         check_stored(kwargs, "edited")
-    described = bool(kwargs.get("pretrained_cfg"))
     model: Any = build(make, "edited", pretrained, {}, {"pretrained_filter_fn": lambda state, _: state, **kwargs})
     if not described:
         model.pretrained_cfg = model.default_cfg = own

@@ -1,4 +1,4 @@
-"""The parts of the EMS block against literal loops, closed forms and the slow reference."""
+"""The parts of the EMS block against the slow reference, and where that does the same, against sums by hand."""
 
 import pytest
 import torch
