@@ -1,6 +1,6 @@
 """Compares a module of ours with its slow reference: outputs, and gradients of the inputs and of every parameter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ def assert_same_function(
     ours: nn.Module,
     reference: nn.Module,
     *inputs: Tensor,
-    run_ours: Callable[..., Outputs] = lambda module, *inputs: module(*inputs),
-    run_reference: Callable[..., Outputs] = lambda module, *inputs: module(*inputs),
+    run_ours: Callable[..., Outputs] = nn.Module.__call__,
+    run_reference: Callable[..., Outputs] = nn.Module.__call__,
     tolerance: float = 1e-9,
 ) -> None:
     """Give the reference our weights, run both on the same inputs, and compare values and gradients.
@@ -23,21 +23,21 @@ def assert_same_function(
     reference.load_state_dict(ours.state_dict())
     got, got_gradients = outputs_and_gradients(ours, run_ours, inputs)
     expected, expected_gradients = outputs_and_gradients(reference, run_reference, inputs)
-    assert len(got) == len(expected)
-    for i, (one, other) in enumerate(zip(got, expected, strict=True)):
-        assert_close(one, other, f"output {i}", tolerance)
-    assert got_gradients.keys() == expected_gradients.keys()
-    for name, gradient in got_gradients.items():
-        assert_close(gradient, expected_gradients[name], f"gradient of {name}", tolerance)
+    assert_all_close(dict(enumerate(got)), dict(enumerate(expected)), tolerance)
+    assert_all_close(got_gradients, expected_gradients, tolerance)
 
 
-def assert_equal_to(slow: Callable[..., Outputs], module: nn.Module, *inputs: Tensor, tolerance: float = 1e-11) -> None:
+def assert_equal_to(
+    slow: Callable[..., Outputs],
+    module: nn.Module,
+    *inputs: Tensor,
+    run: Callable[..., Outputs] = nn.Module.__call__,
+    tolerance: float = 1e-11,
+) -> None:
     """The module against a function of the module and its inputs, in value and in every gradient."""
-    got, got_gradients = outputs_and_gradients(module, lambda module, *inputs: module(*inputs), inputs)
-    expected, expected_gradients = outputs_and_gradients(module, slow, inputs)
-    assert_close(got[0], expected[0], "output", tolerance)
-    for name, gradient in got_gradients.items():
-        assert_close(gradient, expected_gradients[name], f"gradient of {name}", tolerance)
+    (got,), got_gradients = outputs_and_gradients(module, run, inputs)
+    (expected,), expected_gradients = outputs_and_gradients(module, slow, inputs)
+    assert_all_close({"output": got, **got_gradients}, {"output": expected, **expected_gradients}, tolerance)
 
 
 def saved_bytes(function: Callable[[], object]) -> int:
@@ -76,6 +76,13 @@ def assert_close(got: Tensor, expected: Tensor, what: str = "tensor", tolerance:
     allowed = tolerance * expected.abs().max().item() + tolerance / 1e4
     error = (got - expected).abs().max().item()
     assert error <= allowed, f"{what}: off by {error:.2e}, allowed {allowed:.2e}"
+
+
+def assert_all_close(got: Mapping, expected: Mapping, tolerance: float = 1e-9) -> None:
+    """Tensors by name."""
+    assert got.keys() == expected.keys()
+    for name, one in got.items():
+        assert_close(one, expected[name], str(name), tolerance)
 
 
 @torch.no_grad()

@@ -12,13 +12,12 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 from broadsight.deployment import capture, prepare
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
-from tests.compare import assert_close, outputs_and_gradients, randomize
+from tests.compare import assert_all_close, assert_close, outputs_and_gradients, randomize
 from tests.zoo import KINDS, shallow
 
+STVIT = dict(layer_scale=(None, 0.5, None, 0.5), projection=24)
 SMALL = {
-    "stvit": lambda: STViT(
-        (16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2), layer_scale=(None, 0.5, None, 0.5), projection=24
-    ),
+    "stvit": lambda: STViT((16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2), **STVIT),
     "emsnet": lambda: EMSNet((16, 24, 32, 64), (1, 1, 1, 1)),
     "mat": lambda: MAT(16, (1, 1, 1, 1), (2, 4), hidden=24),
     "partialformer": lambda: PartialFormer(16, (1, 1, 1, 1), (1, 2, 2, 4), hidden=24),
@@ -84,10 +83,6 @@ def test_compile__inference_under_no_grad(model):
 # ---- torch.export
 
 
-def export_for_any_size(model: nn.Module) -> torch.export.ExportedProgram:
-    return capture(prepare(model), (3, 160, 224), any_size=True)
-
-
 def stored(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Written to a file and read again."""
     file = io.BytesIO()
@@ -96,25 +91,21 @@ def stored(program: torch.export.ExportedProgram) -> torch.export.ExportedProgra
     return torch.export.load(file)
 
 
-@torch.no_grad()
-def assert_same_at_any_size(exported: nn.Module, model: nn.Module) -> None:
+# The other families' free sizes take as long as all other tests of this file; a fixed size is exported below for all.
+# To write and read free sizes takes as long as to export them; a fixed size is stored below.
+LATER = [("stvit", False), ("emsnet", False), ("partialformer", False), *((family, True) for family in SMALL)]
+
+
+@pytest.mark.parametrize(
+    ("family", "written"), [("mat", False), *(pytest.param(*case, marks=pytest.mark.slow) for case in LATER)]
+)
+def test_export__any_batch_and_size(model, written):
+    program = capture(prepare(model), (3, 160, 224), any_size=True)
+    exported = (stored(program) if written else program).module()
     for shape in [(1, 64, 64), (3, 65, 99), (2, 224, 224), (1, 512, 97), (1, 128, 480)]:
         x = images(shape[0], 3, *shape[1:])
-        assert_close(exported(x), model(x), f"output for {shape}", tolerance=1e-9)
-
-
-# The other families' free sizes take as long as all other tests of this file; a fixed size is exported below for all.
-LATER = {"stvit", "emsnet", "partialformer"}
-
-
-@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.slow) if f in LATER else f for f in SMALL])
-def test_export__any_batch_and_size(model):
-    assert_same_at_any_size(export_for_any_size(model).module(), model)
-
-
-@pytest.mark.slow  # to write and read free sizes takes as long as to export them; a fixed size is stored below
-def test_export__any_batch_and_size_when_stored(model):
-    assert_same_at_any_size(stored(export_for_any_size(model)).module(), model)
+        with torch.no_grad():
+            assert_close(exported(x), model(x), f"output for {shape}", tolerance=1e-9)
 
 
 def test_export__the_bare_model_for_any_batch(model):
@@ -135,21 +126,21 @@ def test_export__small_sizes(model):
             assert_close(exported(x), model(x), tolerance=1e-9)
 
 
+class Maps(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return self.model.forward_intermediates(x, intermediates_only=True)
+
+
 @pytest.mark.slow
 def test_export__features(model):
-    class Maps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: Tensor) -> list[Tensor]:
-            return self.model.forward_intermediates(x, intermediates_only=True)
-
     x = images(2, 3, 96, 64)
-    program = torch.export.export(Maps(), (x,))
+    exported = torch.export.export(Maps(model), (x,)).module()
     with torch.no_grad():
-        expected = model.forward_intermediates(x, intermediates_only=True)
-        for got, one in zip(program.module()(x), expected, strict=True):
+        for got, one in zip(exported(x), Maps(model)(x), strict=True):
             assert_close(got, one, tolerance=1e-9)
 
 
@@ -179,18 +170,15 @@ def fx_arguments() -> dict:
 
 
 def test_fx__classifier(model):
+    x = images(2, 3, 64, 80)
     for mode in (False, True):
-        x = images(2, 3, 64, 80)
         model.train(mode)
-        expected, expected_gradients = outputs_and_gradients(model, nn.Module.__call__, [x])
+        (expected,), expected_gradients = outputs_and_gradients(model, nn.Module.__call__, [x])
         train_nodes, eval_nodes = get_graph_node_names(model, **fx_arguments())
         nodes = dict(train_return_nodes=[train_nodes[-1]], eval_return_nodes=[eval_nodes[-1]])
         traced = create_feature_extractor(deepcopy(model), **nodes, **fx_arguments()).train(mode)
-        got, gradients = outputs_and_gradients(traced, lambda module, x: list(module(x).values()), [x])
-        assert_close(got[0], expected[0], tolerance=1e-9)
-        assert gradients.keys() == expected_gradients.keys()
-        for name, gradient in gradients.items():
-            assert_close(gradient, expected_gradients[name], name, tolerance=1e-9)
+        (got,), gradients = outputs_and_gradients(traced, lambda module, x: list(module(x).values()), [x])
+        assert_all_close({"logits": got, **gradients}, {"logits": expected, **expected_gradients}, 1e-9)
 
 
 @torch.no_grad()
@@ -221,21 +209,6 @@ def test_fx__timm_feature_extraction(name, kind):
         assert_close(got, one, tolerance=1e-5)
 
 
-def test_functional__gradients_of_a_call(model):
-    x = images(2, 3, 64, 48)
-    expected, expected_gradients = outputs_and_gradients(model, nn.Module.__call__, [x])
-    cotangent = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-
-    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return (torch.func.functional_call(model, parameters, (x,)) * cotangent).sum()
-
-    gradients, of_images = torch.func.grad(loss, argnums=(0, 1))(parameters, x)
-    assert_close(of_images, expected_gradients["input 0"], tolerance=1e-9)
-    for name, gradient in gradients.items():
-        assert_close(gradient, expected_gradients[name], name, tolerance=1e-9)
-
-
 def test_functional__a_gradient_for_each_image(model):
     x = images(3, 3, 40, 48)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -243,8 +216,9 @@ def test_functional__a_gradient_for_each_image(model):
     def loss(parameters: dict[str, Tensor], image: Tensor) -> Tensor:
         return torch.func.functional_call(model, parameters, (image[None],)).square().sum()
 
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    each, of_images = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(None, 0))(parameters, x)
     for i in range(3):
-        alone = torch.func.grad(loss)(parameters, x[i])
-        for name, gradient in each.items():
-            assert_close(gradient[i], alone[name], name, tolerance=1e-9)
+        leaves = [x[i].clone().requires_grad_(), *model.parameters()]
+        expected = torch.autograd.grad(model(leaves[0][None]).square().sum(), leaves, materialize_grads=True)
+        for gradient, other in zip([of_images, *each.values()], expected, strict=True):
+            assert_close(gradient[i], other, tolerance=1e-9)

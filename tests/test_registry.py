@@ -20,19 +20,16 @@ from torch import Tensor, nn
 import broadsight.models
 from broadsight.layers.kernels import slices
 from broadsight.models import FAMILIES, PartialFormer
-from tests.compare import assert_close, randomize
+from tests.compare import assert_all_close, assert_close, randomize
 from tests.refusals import refused
 from tests.zoo import DEPTHS, KINDS, NAMES, shallow
 
-CLASSES = 7
+CLASSES, REDUCTIONS = 7, [4, 8, 16, 32]
 each_kind = pytest.mark.parametrize("name", KINDS, scope="module")
 
 
 def in_inference(test):
     return each_kind(torch.no_grad()(test))
-
-
-REDUCTIONS = [4, 8, 16, 32]
 
 
 # What is computed is computed for one model of every kind; the others differ in their sizes, and take part in
@@ -97,13 +94,18 @@ def test_families__are_the_model_files_and_each_registers():
     assert [family for family in FAMILIES if not timm.list_models(module=family)] == []
 
 
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("first", ["broadsight, timm", "timm, broadsight", "broadsight.layers"])
 def test_import__registers_whatever_comes_first_and_whatever_the_process_is_called(first):
     code = f"import sys; sys.argv[0] = 'broadsight'; import {first}; import timm, timm.data\n"
     code += "print([timm.is_model(name) for name in ('stvit_small', 'map_resnet50', 'edited', 'dense_model')])\n"
     code += "print(type(timm.__spec__.loader).__name__, type(timm.__loader__).__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [str([True] * 4), "SourceFileLoader SourceFileLoader"], done.stderr
+    assert run_python(code).splitlines() == [str([True] * 4), "SourceFileLoader SourceFileLoader"]
 
 
 def test_import__registers_with_a_timm_that_another_finder_finds_and_after_a_failure(tmp_path):
@@ -124,8 +126,7 @@ except RuntimeError as error:
 import timm
 print(timm.is_model("stvit_small"))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "not now\nTrue\n", done.stderr
+    assert run_python(code) == "not now\nTrue\n"
 
 
 @each_name
@@ -135,13 +136,6 @@ def test_description__names_layers_that_exist(name, blank):
     assert state[f"{cfg['first_conv']}.weight"].shape[1] == blank.in_chans == cfg["input_size"][0]
     assert state[f"{cfg['classifier']}.weight"].shape[0] == blank.num_classes == cfg["num_classes"]
     assert blank.get_submodule(cfg["classifier"]) is blank.get_classifier()
-
-
-@torch.no_grad()
-def test_description__gives_the_size_of_the_last_map(model):
-    cfg = model.default_cfg
-    features = model.forward_features(torch.randn(1, *cfg["input_size"]))
-    assert features.shape == (1, model.num_features, *cfg["pool_size"])
 
 
 # ---- features
@@ -195,24 +189,19 @@ def test_features__feed_a_segmentation_model(name):
 
 
 @torch.no_grad()
-def test_forward__is_features_then_head(model):
-    images = torch.randn(2, 3, 70, 50)
-    features = model.forward_features(images)
-    assert features.shape == (2, model.num_features, *grid(70, 50, 32))
-    pooled = model.forward_head(features, pre_logits=True)
-    assert pooled.shape == (2, model.head_hidden_size)
-    logits = model(images)
-    assert logits.shape == (2, CLASSES)
-    assert torch.equal(model.forward_head(features), logits)
-    assert_close(model.get_classifier()(pooled), logits, tolerance=1e-6)
-
-
-@torch.no_grad()
-def test_forward__same_weights_at_any_size(model):
-    for size in [(32, 32), (33, 47), (96, 160), (224, 224)]:
-        features = model.forward_features(torch.randn(1, 3, *size))
-        assert features.shape == (1, model.num_features, *grid(*size, 32))
-        assert model.forward_head(features).isfinite().all()
+def test_forward__is_features_then_head_at_any_size(model):
+    cfg = model.default_cfg
+    for size in [(32, 32), (33, 47), (70, 50), (96, 160), cfg["input_size"][1:]]:
+        images = torch.randn(2, 3, *size)
+        features = model.forward_features(images)
+        assert features.shape == (2, model.num_features, *grid(*size, 32))
+        pooled = model.forward_head(features, pre_logits=True)
+        assert pooled.shape == (2, model.head_hidden_size)
+        logits = model(images)
+        assert logits.shape == (2, CLASSES) and logits.isfinite().all()
+        assert torch.equal(model.forward_head(features), logits)
+        assert_close(model.get_classifier()(pooled), logits, tolerance=1e-6)
+    assert features.shape[2:] == cfg["pool_size"]
 
 
 @pytest.mark.slow
@@ -234,25 +223,16 @@ def test_forward__tiny_images(model, size):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((2, 4, 64, 64), r"images have shape \(2, 4, 64, 64\); expected \(batch, 3, height, width\)"),
-        ((3, 64, 64), r"images have shape \(3, 64, 64\); expected \(batch, 3, height, width\)"),
-        ((2, 64, 64, 3), r"images have shape \(2, 64, 64, 3\); expected \(batch, 3, height, width\)"),
-        ((2, 3, 0, 64), r"images are 0x64 pixels; height and width must be at least 1"),
-        ((2, 3, 64, 0), r"images are 64x0 pixels; height and width must be at least 1"),
+        ((2, 4, 64, 64), r"have shape \(2, 4, 64, 64\); expected \(batch, 3, height, width\)"),
+        ((3, 64, 64), r"have shape \(3, 64, 64\); expected \(batch, 3, height, width\)"),
+        ((2, 64, 64, 3), r"have shape \(2, 64, 64, 3\); expected \(batch, 3, height, width\)"),
+        ((2, 3, 0, 64), r"are 0x64 pixels; height and width must be at least 1"),
+        ((2, 3, 64, 0), r"are 64x0 pixels; height and width must be at least 1"),
     ],
 )
-@pytest.mark.parametrize("method", ["forward", "forward_intermediates"])
-def test_forward__refuses_what_are_no_images(template, method, shape, message):
-    refused(f"^{message}$", getattr(template, method), torch.zeros(shape))
-
-
-@in_inference
-def test_forward__images_do_not_see_each_other(model):
-    images = torch.randn(3, 3, 64, 80)
-    together = model(images)
-    images[1] = torch.randn(3, 64, 80)
-    assert_close(model(images)[[0, 2]], together[[0, 2]], tolerance=1e-6)
-    assert not torch.allclose(model(images)[1], together[1])
+def test_forward__refuses_what_are_no_images(template, shape, message):
+    for call in (template.forward, template.forward_intermediates):
+        refused(f"^images {message}$", call, torch.zeros(shape))
 
 
 @each_kind
@@ -265,6 +245,7 @@ def test_forward__a_batch_of_8_equals_8_images(model, sliced, monkeypatch):
         monkeypatch.setattr(slices, "STAGE_BYTES", 3 * x[0].numel())
     with torch.set_grad_enabled(not sliced):
         assert_close(model(x), expected, "logits", 1e-11)
+    assert not torch.allclose(expected[1:], expected[:-1])
 
 
 @in_inference
@@ -319,23 +300,14 @@ def test_intermediates__by_index(model, images):
 
 
 @in_inference
-def test_intermediates__norm_is_the_models_last(model, images):
+def test_intermediates__norm_is_the_models_last_and_the_format_theirs(model, images):
     plain = model.forward_intermediates(images, intermediates_only=True)
-    final, normed = model.forward_intermediates(images, norm=True)
-    for i in range(3):
-        assert torch.equal(normed[i], plain[i])
-    assert torch.equal(normed[3], model.norm(plain[3])) and torch.equal(normed[3], final)
-    if not isinstance(model.norm, nn.Identity):
-        assert not torch.allclose(normed[3], plain[3])
-
-
-@in_inference
-def test_intermediates__channels_last(model, images):
-    final, maps = model.forward_intermediates(images)
-    final_nhwc, maps_nhwc = model.forward_intermediates(images, output_fmt="NHWC")
-    assert torch.equal(final_nhwc, final)  # as timm: the format is that of the intermediates
-    for one, other in zip(maps_nhwc, maps, strict=True):
+    final, normed = model.forward_intermediates(images, norm=True, output_fmt="NHWC")
+    assert torch.equal(final, model.norm(plain[3]))  # as timm: the format is that of the intermediates
+    for one, other in zip(normed, [*plain[:3], final], strict=True):
         assert torch.equal(one, other.permute(0, 2, 3, 1))
+    if not isinstance(model.norm, nn.Identity):
+        assert not torch.allclose(final, plain[3])
 
 
 @in_inference
@@ -354,17 +326,12 @@ def test_intermediates__stop_early_skips_the_rest(model, images):
 
 
 @each_kind
-@pytest.mark.parametrize("fmt", ["NLC", "nchw", ""])
-def test_intermediates__unknown_format_is_refused(template, fmt):
-    words = f"^unknown output_fmt '{fmt}'; .*expected one of NCHW, NHWC$"
-    refused(words, template.forward_intermediates, torch.zeros(1, 3, 32, 32), output_fmt=fmt)
-
-
-@each_kind
-@pytest.mark.parametrize("indices", [[4], [-5], 5, 0])
-def test_intermediates__index_out_of_range_is_refused(template, indices):
-    errors = (AssertionError, ValueError)
-    refused("out of range", template.forward_intermediates, torch.zeros(1, 3, 32, 32), error=errors, indices=indices)
+def test_intermediates__what_is_not_there_is_refused(template):
+    call, images, errors = template.forward_intermediates, torch.zeros(1, 3, 32, 32), (AssertionError, ValueError)
+    for fmt in ("NLC", "nchw", ""):
+        refused(f"^unknown output_fmt '{fmt}'; .*expected one of NCHW, NHWC$", call, images, output_fmt=fmt)
+    for indices in ([4], [-5], 5, 0):
+        refused("out of range", call, images, error=errors, indices=indices)
 
 
 @each_kind
@@ -386,18 +353,13 @@ def test_pruning__keeps_the_chosen_maps(model, images, indices, taken, norm):
 
 
 @in_inference
-def test_classifier__replaced(model, images):
+def test_classifier__replaced_and_removed(model, images):
     pooled = model.forward_head(model.forward_features(images), pre_logits=True)
     model.reset_classifier(5)
     assert model.num_classes == 5 and model.get_classifier().weight.shape == (5, model.head_hidden_size)
     assert torch.equal(model.forward_head(model.forward_features(images), pre_logits=True), pooled)
     logits = model(images)
     assert logits.shape == (2, 5) and logits.isfinite().all() and logits.std() > 0
-
-
-@in_inference
-def test_classifier__removed(model, images):
-    pooled = model.forward_head(model.forward_features(images), pre_logits=True)
     model.reset_classifier(0)
     assert model.num_classes == 0 and torch.equal(model(images), pooled)
     model.reset_classifier(0, "")
@@ -515,10 +477,11 @@ def test_dropout__drops_in_training_alone(fresh, images):
 
 
 @each_name
-def test_stochastic_depth__grows_linearly_over_the_blocks(blank):
+def test_lookups__stochastic_depth_grows_linearly_and_what_is_not_decayed_exists(blank):
     rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in blank.stages for block in stage.blocks]
     assert len(rates) > 4
     assert rates == pytest.approx(torch.linspace(0, 0.3, len(rates)).tolist())
+    assert blank.no_weight_decay() <= {key for key, _ in blank.named_parameters()}
 
 
 @in_inference
@@ -542,7 +505,7 @@ def test_stochastic_depth__covers_both_branches(fresh, images):
 
     model = fresh(drop_path_rate=0.5)
     for block in (block for stage in model.stages for block in stage.blocks):
-        block.drop_path, block.dropped = Nothing(), True
+        block.drop_path = Nothing()
     moved = {name for name, gradient in gradients(model, images).items() if gradient is not None and gradient.any()}
     assert {name for name in moved if ".blocks." in name and ".cpe." not in name and ".peg." not in name} == set()
     assert {name.partition(".")[0] for name in moved} >= {"stem", "stages", "head"}
@@ -570,8 +533,7 @@ def test_checkpointing__changes_neither_outputs_nor_gradients(model, images):
     assert_close(checkpointed(images), plain(images), tolerance=1e-6)
     runs.clear()
     expected = gradients(plain, images)
-    for name, gradient in gradients(checkpointed, images).items():
-        assert_close(gradient, expected[name], name, tolerance=1e-5)
+    assert_all_close(gradients(checkpointed, images), expected, 1e-5)
     assert list(runs.values()) == [2] * 4  # once forward, once more for backward
     checkpointed.set_grad_checkpointing(False)
     runs.clear()
@@ -587,8 +549,7 @@ def test_checkpointing__repeats_the_same_random_depth(fresh, images):
     for model in models:
         torch.manual_seed(5)
         results.append(gradients(model, images))
-    for name, gradient in results[1].items():
-        assert_close(gradient, results[0][name], name, tolerance=1e-5)
+    assert_all_close(*results, 1e-5)
 
 
 @each_name
@@ -631,11 +592,6 @@ def test_layer_decay__optimizer_steps(model, images):
     assert [key for key, p in model.named_parameters() if torch.equal(p, before[key])] == []
 
 
-@each_name
-def test_no_weight_decay__names_parameters(blank):
-    assert blank.no_weight_decay() <= {key for key, _ in blank.named_parameters()}
-
-
 # ---- copies and files
 
 
@@ -665,17 +621,12 @@ def load(name: str, path: Path, **kwargs) -> nn.Module:
 
 
 @in_inference
-def test_pretrained__same_model(name, checkpoint, images, tmp_path):
+def test_pretrained__same_model_and_another_task(name, checkpoint, images, tmp_path):
     path, saved = checkpoint
     torch.save(saved.state_dict(), tmp_path / "model.pth")
     for file in (path, tmp_path / "model.pth"):
         assert torch.equal(load(name, file)(images), saved(images))
         assert torch.equal(shallow(name, checkpoint_path=str(file)).eval()(images), saved(images))
-
-
-@in_inference
-def test_pretrained__another_task(name, checkpoint, images):
-    path, saved = checkpoint
     features = saved.forward_features(images)
     pooled = saved.forward_head(features, pre_logits=True)
     other = load(name, path, num_classes=5)
@@ -713,15 +664,13 @@ def test_pretrained__local_folder(name, model, images, tmp_path):
 @each_kind
 @pytest.mark.parametrize("wrong", ["missing", "unexpected", "misshapen"])
 def test_pretrained__wrong_file_is_refused(name, checkpoint, wrong, tmp_path):
-    state = checkpoint[1].state_dict()
-    key = "stages.2.blocks.0.mlp.fc1.weight"
-    if wrong == "missing":
-        del state[key]
-    elif wrong == "misshapen":
-        state[key] = state[key][:-1].clone()
-    else:
+    state, key = checkpoint[1].state_dict(), "stages.2.blocks.0.mlp.fc1.weight"
+    if wrong == "unexpected":
         key = "stages.2.blocks.7.mlp.fc1.weight"
         state[key] = torch.zeros(2, 2)
+    else:
+        cut = state.pop(key)[:-1].clone()
+        state |= {key: cut} if wrong == "misshapen" else {}
     path = tmp_path / "model.safetensors"
     save_file(state, path)
     refused(key, load, name, path, error=RuntimeError)

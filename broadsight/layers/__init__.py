@@ -18,5 +18,5 @@ from .pooling.neck import MultiTokenNeck as MultiTokenNeck
 from .pooling.plain_pools import AveragePool as AveragePool
 from .pooling.plain_pools import FlattenPool as FlattenPool
 from .pooling.plain_pools import FourierPool as FourierPool
-from .relative_position import RelativePositionBias as RelativePositionBias
+from .super_token import RelativePositionBias as RelativePositionBias
 from .super_token import SuperTokenAttention as SuperTokenAttention

@@ -5,9 +5,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .any_size import crop_to, join_cells, pad_to, split_cells
+from .any_size import join_cells, join_heads, pad_to, split_cells, split_heads
 from .checks import check_divides
-from .heads import join_heads, split_heads
 
 
 @register_notrace_module
@@ -43,12 +42,10 @@ class AbstractTokenAttention(nn.Module):
             raise ValueError(f"window={window} is not a side of at least 1 pixel")
         self.dim, self.heads, self.window, self.mixing = dim, heads, window, mixing
         self.token_is_key, self.token_projected = token_is_key, token_projected
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         if mixing:
             self.token = nn.Parameter(torch.zeros(heads, 1, dim // heads))
-            self.mix_qkv = nn.Linear(dim, 3 * dim)
-            self.mix_proj = nn.Linear(dim, dim)
+            self.mix_qkv, self.mix_proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
             self.fuse_kv = nn.Linear(dim, 2 * dim)
             self.reset_parameters()
 
@@ -60,19 +57,18 @@ class AbstractTokenAttention(nn.Module):
         B, H, W, C = x.shape
         w = self.window
         p, q = (H + w - 1) // w, (W + w - 1) // w
-        if p * w != H or q * w != W:
-            # Padding after the projection spares the padded pixels two matrix products.
-            qkv = self.to_windows(pad_to(self.qkv(x), p * w, q * w))
-            keys = self.valid_keys(H, W, p, q, x)  # Nw 1 1 P
-            return self.proj(crop_to(self.from_windows(self.attend(qkv, keys.repeat(B, 1, 1, 1), B), B, p, q), H, W))
-        y = self.attend(self.qkv(self.to_windows(x)), None, B)
-        return self.from_windows(self.proj(y), B, p, q)
+        if p * w == H and q * w == W:
+            y = self.attend(self.qkv(self.to_windows(x)), None, B)
+            return self.from_windows(self.proj(y), B, p, q)
+        # Padding after the projection spares the padded pixels two matrix products.
+        qkv = self.to_windows(pad_to(self.qkv(x), p * w, q * w))
+        y = self.attend(qkv, self.valid_keys(H, W, p, q, x).repeat(B, 1, 1, 1), B)
+        return self.proj(self.from_windows(y, B, p, q)[:, :H, :W])
 
     def attend(self, qkv: Tensor, mask: Tensor | None, B: int) -> Tensor:
-        """Projected windows (B*Nw, P, 3C) -> attended windows (B*Nw, P, C).
+        """Projected windows (B*Nw, P, 3C), and which keys lie inside the map (B*Nw, 1, 1, P) -> (B*Nw, P, C).
 
-        Every attention runs on strided views of the projections: 4-D, nothing permuted in memory. mask (B*Nw, 1, 1, P)
-        says which keys lie inside the map.
+        Every attention runs on strided views of the projections: 4-D, nothing permuted in memory.
         """
         q, k, v = split_heads(qkv, 3, self.heads)  # each B*Nw h P d
         if not self.mixing:
@@ -85,20 +81,13 @@ class AbstractTokenAttention(nn.Module):
             mask = None if mask is None else F.pad(mask, [0, 1], value=True)
         local = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # B*Nw h P d
         summary = F.scaled_dot_product_attention(row[0], k, v, attn_mask=mask)  # B*Nw h 1 d
-        mixed = self.mix(join_heads(summary).reshape(B, -1, self.dim))  # B Nw C
-        queries = split_heads(qkv.view(B, -1, 3 * self.dim), 3, self.heads)[0]  # B h Nw*P d
+        # The windows' summaries attend to each other, then every pixel's query to all of them.
+        q, k, v = split_heads(self.mix_qkv(join_heads(summary).reshape(B, -1, self.dim)), 3, self.heads)  # B h Nw d
+        mixed = self.mix_proj(join_heads(F.scaled_dot_product_attention(q, k, v)))  # B Nw C
+        q = split_heads(qkv.view(B, -1, 3 * self.dim), 3, self.heads)[0]  # B h Nw*P d
+        k, v = split_heads(self.fuse_kv(mixed), 2, self.heads)  # each B h Nw d
         local = join_heads(local)
-        return local + self.hand_back(queries, mixed).reshape(local.shape)
-
-    def mix(self, summary: Tensor) -> Tensor:
-        """Self-attention among the windows' summaries. (B, Nw, C) -> (B, Nw, C)."""
-        queries, keys, values = split_heads(self.mix_qkv(summary), 3, self.heads)  # each B h Nw d
-        return self.mix_proj(join_heads(F.scaled_dot_product_attention(queries, keys, values)))
-
-    def hand_back(self, queries: Tensor, mixed: Tensor) -> Tensor:
-        """Every pixel's query (B, h, N, d) attends to all mixed summaries (B, Nw, C). -> (B, N, C)."""
-        keys, values = split_heads(self.fuse_kv(mixed), 2, self.heads)  # each B h Nw d
-        return join_heads(F.scaled_dot_product_attention(queries, keys, values))
+        return local + join_heads(F.scaled_dot_product_attention(q, k, v)).reshape(local.shape)
 
     def to_windows(self, x: Tensor) -> Tensor:
         """(B, p*w, q*w, C) -> (B*p*q, w*w, C), windows and pixels in raster order."""

@@ -1,4 +1,4 @@
-"""Maps of any size as cells: padding, cropping, cutting and joining; channels-last in memory, as all our layers run."""
+"""Maps of any size as cells, and channels as heads: views of channels-last memory, as all our layers run."""
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,6 @@ def pad_to(x: Tensor, height: int, width: int) -> Tensor:
     return x if (height, width) == (H, W) else F.pad(x, [0, 0, 0, width - W, 0, height - H])
 
 
-def crop_to(x: Tensor, height: int, width: int) -> Tensor:
-    """The top left of a map. (B, H, W, C) -> (B, height, width, C)."""
-    return x[:, :height, :width]
-
-
 def split_cells(x: Tensor, height: int, width: int) -> Tensor:
     """(B, p*height, q*width, C) -> (B, p, q, height, width, C), a view."""
     return x.unfold(1, height, height).unfold(2, width, width).permute(0, 1, 2, 4, 5, 3)
@@ -31,3 +26,14 @@ def split_cells(x: Tensor, height: int, width: int) -> Tensor:
 def join_cells(x: Tensor) -> Tensor:
     """(B, p, q, height, width, C) -> (B, p*height, q*width, C)."""
     return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """Queries, keys, ... side by side in the last axis, each by head. (B, N, parts*C) -> parts of (B, heads, N, d)."""
+    B, N, C = x.shape
+    return x.view(B, N, parts * heads, C // (parts * heads)).transpose(1, 2).chunk(parts, 1)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, heads, N, d) -> (B, N, heads*d)."""
+    return x.transpose(1, 2).flatten(2)

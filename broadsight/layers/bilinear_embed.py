@@ -35,12 +35,10 @@ class BilinearPatchEmbed(nn.Module):
 
     def sample(self, x: Tensor, offsets: Tensor) -> Tensor:
         """(B, C, H, W) at the patch centres moved by the offsets (B, H/2, W/2, 2). -> (B, C, H/2, W/2)."""
-        H, W = x.shape[-2], x.shape[-1]
         # Half precision would lose sub-pixel positions on wide maps.
         wide = offsets if offsets.dtype == torch.float64 else offsets.float()
-        grid = self.positions(wide, H, W)
-        sampled = F.grid_sample(x.to(wide.dtype), grid, "bilinear", "border", align_corners=False)
-        return sampled.to(x.dtype)
+        grid = self.positions(wide, x.shape[-2], x.shape[-1])
+        return F.grid_sample(x.to(wide.dtype), grid, "bilinear", "border", align_corners=False).to(x.dtype)
 
     def positions(self, offsets: Tensor, H: int, W: int) -> Tensor:
         """Where to sample a map of H x W pixels, in [-1, 1] as F.grid_sample has it. (B, h, w, 2) -> (B, h, w, 2)."""
@@ -51,5 +49,4 @@ class BilinearPatchEmbed(nn.Module):
         return torch.stack([grid_x, grid_y], -1)
 
     def reparameterize(self) -> None:
-        """Fold the norm into the projection, for inference."""
         fold_norm(self, "proj", "norm")

@@ -1,8 +1,7 @@
 """Buffers that no state dict holds: computed again after loading, so that no model runs on memory nobody has written.
 
 A model may be built on the meta device, get memory without content by `to_empty`, and then its weights: so do timm and
-Hugging Face's transformers. What is not in the state dict has to be computed then. By timm's contract the module that
-has such a buffer has a method for it, `init_non_persistent_buffers`.
+Hugging Face's transformers. By timm's contract a module with such a buffer has `init_non_persistent_buffers`.
 """
 
 from typing import Any

@@ -21,12 +21,10 @@ class ChannelMlp(nn.Module):
     def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):
         super().__init__()
         check_choice("depthwise", depthwise, ("none", "before", "after"))
-        self.depthwise = depthwise
+        self.depthwise, mixes = depthwise, depthwise != "none"
         self.fc1 = nn.Linear(dim, hidden, bias=bias)
-        mixes = depthwise != "none"
         self.dw = DepthwiseConv(hidden, bias=bias, residual=depthwise == "after") if mixes else nn.Identity()
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.act, self.fc2 = nn.GELU(), nn.Linear(hidden, dim, bias=bias)
 
     @accelerated(sliced_mlp, runs_in_slices)
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

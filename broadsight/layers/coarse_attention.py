@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .heads import join_heads, split_heads
+from .any_size import join_heads, split_heads
 from .patches import ChannelConv, Propagate, average_pool
 
 
@@ -37,8 +37,7 @@ class CMHSA(nn.Module):
         mixed = (weights @ windows).unflatten(4, (3, 3))  # heads B rows columns 3 3 d
         mixed = mixed.permute(1, 2, 4, 3, 5, 0, 6).contiguous().flatten(5)  # B rows 3 columns 3 C
         # Overlapping windows are summed on a map padded by one, along the rows and then along the columns.
-        mixed = overlap_add(mixed, 1)  # B 2*rows+2 columns 3 C
-        return overlap_add(mixed, 2)[:, 1 : h + 1, 1 : w + 1]
+        return overlap_add(overlap_add(mixed, 1), 2)[:, 1 : h + 1, 1 : w + 1]
 
 
 class GMHSA(nn.Module):
@@ -47,8 +46,7 @@ class GMHSA(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
         self.heads = heads_of_32(dim)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.proj = nn.Linear(dim, dim, bias=False)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(self.attend(self.qkv(x)))
@@ -64,21 +62,16 @@ class AttentionPath(nn.Module):
 
     def __init__(self, dim: int, width: int, patch: int, attn: nn.Module):
         super().__init__()
-        self.patch = patch
-        self.expand = nn.Linear(dim, width, bias=False)
-        self.attn = attn
-        self.prop = Propagate(width, patch)
+        self.patch, self.expand = patch, nn.Linear(dim, width, bias=False)
+        self.attn, self.prop = attn, Propagate(width, patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        H, W = x.shape[1], x.shape[2]
-        return self.prop(self.attn(self.expand(average_pool(x, self.patch))), H, W)
+        return self.prop(self.attn(self.expand(average_pool(x, self.patch))), *x.shape[1:3])
 
 
 def overlap_add(parts: Tensor, axis: int) -> Tensor:
-    """Sums windows of three at stride two along an axis: (..., n, 3, ...) -> (..., 2n + 2, ...), the last place empty.
-
-    Odd places belong to one window; even ones to the last of one window and the first of the next.
-    """
+    """Sum windows of three at stride two along an axis: (..., n, 3, ...) -> (..., 2n + 2, ...), the last empty."""
+    # Odd places belong to one window; even ones to the last of one window and the first of the next.
     first, middle, last = parts.unbind(axis + 1)
     other_axes = [0, 0] * (first.ndim - axis - 1)
     even = F.pad(first, [*other_axes, 0, 1]) + F.pad(last, [*other_axes, 1, 0])

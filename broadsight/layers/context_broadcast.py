@@ -1,7 +1,6 @@
 """Context broadcasting (CB): every token is handed the average of all, so that attention need not learn to be uniform.
 
-"Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et al., ICCV 2023); see
-docs/context-broadcasting.md.
+"Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et al., ICCV 2023).
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import check_choice
 from .kernels.dispatch import accelerated, per_image
-from .kernels.uniform import add_context, learns, uniform_both_ways
+from .kernels.uniform import Uniform, add_context, learns
 
 # Operations for each element of the tokens, as the paper counts them: the average is free.
 OPERATIONS = {"cb": 1, "scaled": 1, "gate": 1, "hybrid": 2}
@@ -36,8 +35,6 @@ def context_broadcast(
     Args:
         x: (B, ..., C), or with the channels elsewhere. All axes but these two count tokens.
         scale: (C,), for "scaled".
-        channel_axis: Where the channels are.
-        class_token: Whether the first token is the class token.
         inplace: Overwrite x, unless autograd needs it: "gate" and "hybrid" are products with it.
     """
     channel_axis = channel_axis % x.ndim
@@ -58,7 +55,7 @@ def context_broadcast(
     return x * factor
 
 
-@accelerated(uniform_both_ways, learns)
+@accelerated(lambda _, *given: Uniform.apply(*given), learns)
 def uniform(x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int], inplace: bool) -> Tensor:
     """(x + m) / 2, or x + scale * m, with m the mean over some axes."""
     return add_context(x, x.mean(axes, keepdim=True), scale, channel_axis, inplace)
@@ -91,8 +88,8 @@ class ContextBroadcast(nn.Module):
         check_choice("kind", kind, KINDS)
         if dim is not None and dim < 1:
             raise ValueError(f"dim={dim}; expected the number of channels")
-        self.kind, self.dim, self.channels_last, self.class_token = kind, dim, channels_last, class_token
-        self.inplace = inplace
+        self.kind, self.dim, self.inplace = kind, dim, inplace
+        self.channels_last, self.class_token = channels_last, class_token
         if kind == "scaled" and dim is None:
             raise ValueError("kind='scaled' learns a scale for each channel; pass dim, the number of channels")
         self.scale = nn.Parameter(torch.zeros(dim or 0)) if kind == "scaled" else None
@@ -100,8 +97,7 @@ class ContextBroadcast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 3:
             raise ValueError(f"got shape {list(x.shape)}; expected tokens (B, N, C) or maps of four axes")
-        class_token = x.ndim == 3 if self.class_token is None else self.class_token
-        return self.broadcast(x, self.channel_axis(x), class_token)
+        return self.broadcast(x, self.channel_axis(x), x.ndim == 3 if self.class_token is None else self.class_token)
 
     def broadcast(self, x: Tensor, channel_axis: int, class_token: bool) -> Tensor:
         return context_broadcast(x, self.kind, self.scale, channel_axis, class_token, self.inplace)

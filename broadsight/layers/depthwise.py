@@ -6,12 +6,10 @@ from torch import Tensor, nn
 
 
 class DepthwiseConv(nn.Conv2d):
-    """One k x k filter per channel, same size out. (B, H, W, C) -> (B, H, W, C).
+    """One k x k filter per channel, k odd, same size out. (B, H, W, C) -> (B, H, W, C).
 
-    Args:
-        kernel_size: Odd side of the filter.
-        residual: Compute x + conv(x). The identity is added to the centre tap of the kernel, which is exact (the
-            gradient of the weight does not change) and saves a pass over the map.
+    With `residual` it is x + conv(x): the identity is added to the centre tap of the kernel, which is exact (the
+    gradient of the weight does not change) and saves a pass over the map.
     """
 
     def __init__(self, dim: int, kernel_size: int = 3, *, bias: bool = True, residual: bool = False):
@@ -31,6 +29,4 @@ class DepthwiseConv(nn.Conv2d):
         return x.permute(0, 2, 3, 1)
 
     def reparameterize(self) -> None:
-        """Put the identity into the stored weight, for inference."""
-        self.weight = nn.Parameter(self.kernel().detach(), requires_grad=False)
-        self.residual = False
+        self.weight, self.residual = nn.Parameter(self.kernel().detach(), requires_grad=False), False

@@ -1,5 +1,6 @@
 """Efficient multi-scale interaction (EMS): static and dynamic mixing of channel slices at several scales."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,25 +17,15 @@ from .patches import ChannelConv, PooledBranch
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of the papers' ablations. Channels are counted in quarters of the block's.
+    """A row of the papers' ablations. Channels are counted in quarters of the block's."""
 
-    Args:
-        static: Channels of the static branch.
-        dynamic: Channels that feed C-MHSA and G-MHSA; none: no dynamic branch.
-        widths: Widths of these two attentions.
-        merged: Channels that both are merged to; 0: they are concatenated only.
-        branch: Arguments of the static branch that differ from its own; None: no branch,
-        whitens: but a whitening.
-        projects: There is an output projection.
-    """
-
-    static: int = 4
-    dynamic: tuple[int, int] = (0, 0)
-    widths: tuple[int, int] = (0, 0)
-    merged: int = 0
-    branch: dict[str, Any] | None = field(default_factory=dict)
-    whitens: bool = False
-    projects: bool = True
+    static: int = 4  # channels of the static branch
+    dynamic: tuple[int, int] = (0, 0)  # channels that feed C-MHSA and G-MHSA; none: no dynamic branch
+    widths: tuple[int, int] = (0, 0)  # of these two attentions
+    merged: int = 0  # channels that both are merged to; 0: they are concatenated only
+    branch: dict[str, Any] | None = field(default_factory=dict)  # arguments of the static branch; None: there is none,
+    whitens: bool = False  # but a whitening
+    projects: bool = True  # by a last linear layer
 
 
 VARIANTS = {
@@ -76,8 +67,7 @@ class MultiScaleInteraction(nn.Module):
         if len(ratios) != 3 or sum(ratios) != 4 or min(ratios) < 0:
             raise ValueError(f"ratios={tuple(ratios)} are not three quarters-of-the-channels that add up to 4")
         self.variant, parts, quarter = variant, VARIANTS[variant], dim // 4
-        local, far = parts.dynamic
-        self.slices = [parts.static * quarter, (local + far) * quarter]
+        self.slices = [parts.static * quarter, sum(parts.dynamic) * quarter]
         self.in_proj = nn.Linear(dim, sum(self.slices), bias=False)
         self.static: nn.Module = nn.Identity()
         width = parts.static * quarter  # of what reaches the output projection
@@ -86,12 +76,10 @@ class MultiScaleInteraction(nn.Module):
             self.static = StaticBranch(width, **options)
             width = self.static.width
         elif parts.whitens:
-            self.static = nn.Sequential()
-            self.static.add_module("whiten", Whiten(dim, whiten))
+            self.static = nn.Sequential(OrderedDict(whiten=Whiten(dim, whiten)))
         self.dynamic: nn.Module = nn.Identity()
-        if local:
-            sizes = [share * quarter for share in (local, far, *parts.widths, parts.merged)]
-            self.dynamic = DynamicBranch(*sizes)
+        if any(parts.dynamic):
+            self.dynamic = DynamicBranch(*(n * quarter for n in (*parts.dynamic, *parts.widths, parts.merged)))
             width += parts.merged * quarter
         self.out_proj = nn.Linear(width, dim, bias=False) if parts.projects else nn.Identity()
 
@@ -107,10 +95,7 @@ class MultiScaleInteraction(nn.Module):
 
 
 class Whiten(nn.Module):
-    """A linear layer and the removal of the mean. (B, H, W, C) -> (B, H, W, C).
-
-    The mean over output channels is removed from the weights instead of the map, which saves a pass.
-    """
+    """A linear layer and the removal of the mean. (B, H, W, C) -> (B, H, W, C)."""
 
     def __init__(self, dim: int, mean: str = "channel"):
         super().__init__()
@@ -124,6 +109,7 @@ class Whiten(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.spatial:
             return F.linear(x - x.mean((1, 2), keepdim=True), self.weight)
+        # The mean over output channels is removed from the weights instead of the map, which saves a pass.
         return F.linear(x, self.weight - self.weight.mean(0, keepdim=True))
 
 
@@ -138,27 +124,18 @@ class StaticBranch(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        ratios: tuple[int, int, int],
-        whiten: str = "channel",
-        *,
-        expand: int = 2,
-        merged: bool = True,
-        gated: bool = True,
+        self, dim: int, ratios: tuple[int, int, int], whiten: str, expand: int = 2, merged=True, gated: bool = True
     ):
         super().__init__()
-        pooled2, kept, pooled4 = (dim * r // 4 for r in ratios)
-        self.slices = [pooled2, kept, pooled4]
-        self.whiten = Whiten(dim, whiten)
-        self.dw = ChannelConv(dim, (3, 3))
+        self.slices = [dim * r // 4 for r in ratios]
+        pooled2, kept, pooled4 = self.slices
+        self.whiten, self.dw = Whiten(dim, whiten), ChannelConv(dim, (3, 3))
         self.pool2 = PooledBranch(pooled2, expand * pooled2, 2) if pooled2 else nn.Identity()
         self.pool4 = PooledBranch(pooled4, expand * pooled4, 4) if pooled4 else nn.Identity()
         width = expand * pooled2 + kept + expand * pooled4
         self.merge = nn.Linear(width, dim, bias=False) if merged else nn.Identity()
         self.width = dim if merged else width  # of the result
-        self.gate = nn.Linear(dim, dim, bias=False) if gated else nn.Identity()
-        self.gated = gated
+        self.gated, self.gate = gated, nn.Linear(dim, dim, bias=False) if gated else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = self.mix(self.whiten(x))
@@ -176,7 +153,6 @@ class DynamicBranch(nn.Module):
 
     Args:
         local_dim, global_dim: Channels, first and last, that feed the two paths; 0 leaves the global path out.
-        local_width, global_width: Widths of the two attentions.
         out: Channels of the merged result; 0 concatenates only.
     """
 

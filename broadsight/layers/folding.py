@@ -1,7 +1,4 @@
-"""Folds a norm with its inference statistics, or a scale, into the layer beside it.
-
-Other norms are left alone, and so is whatever a hook sees on the way from one to the other.
-"""
+"""Folds a norm with its inference statistics, or a scale, into the layer beside it, unless a hook is between."""
 
 from typing import Any
 
@@ -12,12 +9,7 @@ from .kernels.dispatch import hooked
 
 
 def fold_norm(module: nn.Module, first: str, second: str) -> None:
-    """Fold a BatchNorm of the module into the convolution or linear layer beside it.
-
-    Args:
-        first, second: Their names, in the order in which they run. A layer that follows its norm is a linear one: a
-            convolution would pad in between.
-    """
+    """Fold a BatchNorm of the module into the layer beside it, which is a linear one if it follows the norm."""
     before: Any = module.get_submodule(first)
     after: Any = module.get_submodule(second)
     norm_first = isinstance(before, nn.BatchNorm2d)
@@ -46,11 +38,6 @@ def fold_scale_after(module: nn.Module, branch: str, layer: str, scale: str) -> 
         _replace(last, last.weight * found.gamma[:, None], last.bias * found.gamma)
         setattr(module, scale, nn.Identity())
     return not (hasattr(getattr(module, scale), "gamma") or hooked(inner))
-
-
-def as_built(module: nn.Module) -> bool:
-    """Whether no module inside has a hook, so that a folded form may take its place."""
-    return not any(hooked(inner) for inner in module.modules())
 
 
 def _hooked_between(module: nn.Module, first: str, second: str) -> bool:

@@ -1,12 +1,14 @@
 """Partial attention: full attention among a few salient tokens, and one query for all the others."""
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .any_size import join_heads, split_heads
 from .checks import check_divides
-from .heads import join_heads, split_heads
 from .kernels.dispatch import accelerated
 from .kernels.slices import infers_on_cpu, queries_in_slices
 
@@ -56,27 +58,26 @@ class PartialAttention(nn.Module):
             raise ValueError(f"foreground_limit={foreground_limit} leaves no token; choose 1 or more, or None")
         if head_expansion < 1:
             raise ValueError(f"head_expansion={head_expansion} leaves no head; choose 1 or more")
-        self.dim, self.heads, self.head_expansion = dim, heads, head_expansion
-        self.foreground: tuple[int, int] = (int(foreground[0]), int(foreground[1]))
-        self.foreground_limit = 0 if foreground_limit is None else foreground_limit
+        self.dim, self.heads, self.head_expansion, self.scale = dim, heads, head_expansion, (dim // heads) ** -0.5
+        self.foreground, self.foreground_limit = (int(foreground[0]), int(foreground[1])), foreground_limit or 0
         self.background_identity, self.background_required = background_identity, background_required
         self.project_all = project_all
-        self.scale = (dim // heads) ** -0.5
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         # A bias of the keys would add one constant to a whole row of logits, which the soft-max cancels.
-        self.q_bias = nn.Parameter(torch.zeros(dim))
-        self.v_bias = nn.Parameter(torch.zeros(dim))
+        self.q_bias, self.v_bias = nn.Parameter(torch.zeros(dim)), nn.Parameter(torch.zeros(dim))
         self.proj = nn.Linear(dim, dim)
         self.token = nn.Parameter(torch.zeros(1, 1, dim))
         self.head_up = nn.Parameter(torch.zeros(head_expansion * heads, heads))
         self.head_down = nn.Parameter(torch.zeros(heads, head_expansion * heads))
-        self.channel_mlp = ChannelGate(dim, max(4, dim // 32) if channel_hidden is None else channel_hidden)
+        hidden = max(4, dim // 32) if channel_hidden is None else channel_hidden
+        first, norm, last = nn.Linear(dim, hidden), nn.LayerNorm(hidden, eps=1e-6), nn.Linear(hidden, dim)
+        self.channel_mlp = nn.Sequential(OrderedDict(fc1=first, norm=norm, act=nn.ReLU(), fc2=last))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Heads start unmixed, a little noise aside: ordinary multi-head attention."""
-        for bias in (self.q_bias, self.v_bias):
-            nn.init.zeros_(bias)
+        nn.init.zeros_(self.q_bias)
+        nn.init.zeros_(self.v_bias)
         for weight in (self.token, self.head_up, self.head_down):
             nn.init.trunc_normal_(weight, std=0.02)
         identity = torch.eye(self.heads, device=self.head_up.device, dtype=self.head_up.dtype)
@@ -91,8 +92,7 @@ class PartialAttention(nn.Module):
         index = select_foreground(scores, n)  # B*n rows of the flattened tokens
         chosen = x.flatten(0, 1).index_select(0, index).unflatten(0, (B, n))
         attended = self.attend(torch.cat([token, chosen], 1))  # B 1+n C
-        if not self.project_all:
-            attended = self.proj(attended)
+        attended = attended if self.project_all else self.proj(attended)
         rows = attended[:, 1:].flatten(0, 1)
         if self.all_foreground(N, n):
             out = torch.zeros_like(rows).index_copy(0, index, rows)
@@ -131,8 +131,7 @@ class PartialAttention(nn.Module):
 
     def query_background(self, query: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
         """One query (B, C) over the rows of x (B, N, C), to whose logits hidden (B, 1, N) is added. -> (B, 1, C)."""
-        B, N, C = x.shape
-        h = self.heads
+        (B, _, C), h = x.shape, self.heads
         _, key, value = self.qkv.weight.view(3, h, C // h, C).unbind(0)  # each h d C
         heads = (query * self.scale).view(B, h, C // h).transpose(0, 1)  # h B d
         probes = (heads @ key.to(heads.dtype)).transpose(0, 1)  # B h C: each head's query in the space of the tokens
@@ -140,20 +139,6 @@ class PartialAttention(nn.Module):
         means = (logits + hidden.to(logits.dtype)).softmax(-1).to(x.dtype) @ x  # B h C
         found = means.transpose(0, 1) @ value.transpose(1, 2).to(means.dtype)  # h B d
         return found.transpose(0, 1).reshape(B, 1, C) + self.v_bias
-
-
-class ChannelGate(nn.Module):
-    """The small MLP of the background's answer: linear, LayerNorm, ReLU, linear. (B, 1, C) -> (B, 1, C)."""
-
-    def __init__(self, dim: int, hidden: int):
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.norm = nn.LayerNorm(hidden, eps=1e-6)
-        self.act = nn.ReLU()
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.norm(self.fc1(x))))
 
 
 def select_foreground(scores: Tensor, n: int) -> Tensor:

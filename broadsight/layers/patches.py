@@ -4,15 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .any_size import crop_to
-
 
 def average_pool(x: Tensor, patch: int) -> Tensor:
     """Means of the valid pixels of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
     # A map that is smaller than a patch: some runtimes refuse a kernel that is larger than what it sees.
     sides = [min(patch, x.shape[1]), min(patch, x.shape[2])]
-    x = F.avg_pool2d(x.permute(0, 3, 1, 2), sides, ceil_mode=True, count_include_pad=False)
-    return x.permute(0, 2, 3, 1)
+    return F.avg_pool2d(x.permute(0, 3, 1, 2), sides, ceil_mode=True, count_include_pad=False).permute(0, 2, 3, 1)
 
 
 def max_pool(x: Tensor, patch: int) -> Tensor:
@@ -39,8 +36,8 @@ class ChannelConv(nn.Module):
             # One column of pixels meets one column of the kernel. oneDNN, asked for all of them in bfloat16 with a
             # stride of 2, leaves whatever was in memory in the gradients of the others.
             weight, padding = weight[..., padding[1] : padding[1] + 1], (padding[0], 0)
-        x = F.conv2d(x.permute(0, 3, 1, 2), weight, stride=self.stride, padding=padding, groups=weight.shape[0])
-        return x.permute(0, 2, 3, 1)
+        x = x.permute(0, 3, 1, 2)
+        return F.conv2d(x, weight, stride=self.stride, padding=padding, groups=weight.shape[0]).permute(0, 2, 3, 1)
 
 
 class Propagate(nn.Module):
@@ -59,20 +56,17 @@ class Propagate(nn.Module):
 
     def forward(self, x: Tensor, H: int, W: int) -> Tensor:
         B, h, w, C = x.shape
-        p = self.patch
         tile = self.weight if self.tiled else self.tile()
-        whole = (x.reshape(B, h, 1, w, 1, C) * tile).reshape(B, h * p, w * p, C)
-        return self.crop(whole, H, W)
+        return self.crop((x.reshape(B, h, 1, w, 1, C) * tile).reshape(B, h * self.patch, w * self.patch, C), H, W)
 
     def crop(self, x: Tensor, H: int, W: int) -> Tensor:
-        return crop_to(x, H, W)
+        return x[:, :H, :W]
 
     def tile(self) -> Tensor:
         """The weights in the order of pixels. (patch, 1, patch, C)."""
         return self.weight[:, 0].permute(1, 2, 0).reshape(self.patch, 1, self.patch, -1)
 
     def reparameterize(self) -> None:
-        """Keep the weights in the order in which they are used, for inference."""
         if not self.tiled:
             self.weight, self.tiled = nn.Parameter(self.tile().detach().contiguous(), requires_grad=False), True
 
@@ -82,16 +76,14 @@ class PooledBranch(nn.Module):
 
     def __init__(self, dim: int, width: int, patch: int):
         super().__init__()
-        self.patch = patch
-        self.expand = nn.Linear(dim, width, bias=False)
+        self.patch, self.expand = patch, nn.Linear(dim, width, bias=False)
         # The coordinate depth-wise convolution: along the rows, then along the columns.
         self.conv_h = ChannelConv(width, (1, 3))
         self.conv_v: nn.Module = ChannelConv(width, (3, 1))
         self.prop = Propagate(width, patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        H, W = x.shape[1], x.shape[2]
-        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), H, W)
+        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), *x.shape[1:3])
 
     def reparameterize(self) -> None:
         """One 3x3 convolution for both, for inference. Without biases, zeros beyond the border stay zeros."""

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .any_size import crop_to, join_cells, pad_to, split_cells
+from .any_size import join_cells, pad_to, split_cells
 
 
 def grid_of(x: Tensor, cell: tuple[int, int]) -> tuple[int, int, int]:
@@ -48,10 +48,8 @@ def neighbours(tokens: Tensor) -> Tensor:
 
 
 def fold(parts: Tensor, grid: tuple[int, int, int]) -> Tensor:
-    """The adjoint of `neighbours`: adds up what was meant for each token. (B*p*q, 9, C) -> (B, p, q, C).
-
-    Separable: three shifted sums of rows, then three of columns.
-    """
+    """The adjoint of `neighbours`: adds up what was meant for each token. (B*p*q, 9, C) -> (B, p, q, C)."""
+    # Separable: three shifted sums of rows, then three of columns.
     parts = parts.unflatten(1, (3, 3)).unflatten(0, grid)  # B p q 3 3 C
     down, up = F.pad(parts[:, :, :, 2], [0, 0, 0, 0, 0, 0, 1, 0]), F.pad(parts[:, :, :, 0], [0, 0, 0, 0, 0, 0, 0, 1])
     rows = parts[:, :, :, 1] + down[:, :-1] + up[:, 1:]  # B p q 3 C
@@ -63,7 +61,7 @@ def spread(tokens: Tensor, share: Tensor, cell: tuple[int, int], size: tuple[int
     """Every pixel gets the mixture of its nine tokens. (B, p, q, C), (B*p*q, 9, P), (H, W) -> (B, H, W, C)."""
     y = torch.bmm(share.transpose(1, 2), neighbours(tokens))  # B*p*q P C
     y = y.unflatten(1, cell).unflatten(0, tokens.shape[:3])  # B p q h w C
-    return crop_to(join_cells(y), size[0], size[1])
+    return join_cells(y)[:, : size[0], : size[1]]
 
 
 def autocast(x: Tensor) -> Tensor:

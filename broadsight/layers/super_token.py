@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from .checks import check_divides
 from .kernels.dispatch import accelerated, untouched
-from .kernels.super_token import has_cells, linear_sampling
-from .relative_position import RelativePositionBias
+from .kernels.super_token import linear_sampling
 from .sampling import autocast, grid_of, sample, spread, to_cells
 
 
@@ -51,11 +50,10 @@ class SuperTokenAttention(nn.Module):
         self.heads, self.iterations = heads, iterations
         self.by_head = True  # rows of the projection are ordered per head as [q | k | v], as in the release
         self.scale = dim**-0.5  # of the association, which is not split into heads: all channels count
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
         self.position = None if relative_grid is None else RelativePositionBias(heads, relative_grid)
 
-    @accelerated(linear_sampling, has_cells)
+    @accelerated(linear_sampling, lambda attention, x, residual=None: attention.cell != (1, 1))
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns residual + attention(x)."""
         channels_first = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
@@ -84,3 +82,32 @@ class SuperTokenAttention(nn.Module):
         bias = None if self.position is None else self.position(p, q)
         y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=bias)  # B heads N d
         return self.proj(y.transpose(1, 2).reshape(B, p, q, C))
+
+
+class RelativePositionBias(nn.Module):
+    """Bias (heads, N, N) to add to the attention logits of a grid of N = height * width tokens.
+
+    One number per head and offset is stored for a reference grid; others get the table resized bilinearly.
+    """
+
+    def __init__(self, heads: int, grid: tuple[int, int]):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(heads, 2 * grid[0] - 1, 2 * grid[1] - 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self, height: int, width: int) -> Tensor:
+        rows, columns, table = 2 * height - 1, 2 * width - 1, self.table
+        if rows == 1:  # resized to a single place, only the offset of zero is left
+            table = table[:, table.shape[1] // 2][:, None]
+        if columns == 1:
+            table = table[:, :, table.shape[2] // 2][:, :, None]
+        if table.shape[1] != rows or table.shape[2] != columns:
+            table = F.interpolate(table[None], [rows, columns], mode="bilinear", align_corners=True)[0]
+        y, x = torch.arange(height, device=table.device), torch.arange(width, device=table.device)
+        dy = (y[:, None] - y + height - 1)[:, None, :, None]  # H 1 H 1
+        dx = (x[:, None] - x + width - 1)[None, :, None, :]  # 1 W 1 W
+        index = (dy * columns + dx).reshape(-1)
+        return table.flatten(1)[:, index].reshape(-1, height * width, height * width)

@@ -1,17 +1,16 @@
-"""The timm contract, written once: a stem, stages that halve the map, an optional norm and a classifier head.
-
-The only file that touches timm's less public parts.
-"""
+"""The timm contract, written once; the only file that touches timm's less public parts."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead, calculate_drop_path_rates
-from timm.models import build_model_with_cfg, checkpoint_seq, register_model
+from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -24,23 +23,18 @@ from ..layers.kernels.slices import in_slices
 from ..surgery.description import EDITED
 
 Sizes = Sequence[int]
+Create = Callable[[str, bool, dict[str, Any]], nn.Module]
 BUILDERS = tuple(inspect.signature(build_model_with_cfg).parameters)  # arguments of timm's builder, not of a model
-COMMON_ARGUMENTS = ("num_classes", "in_chans", "global_pool", "drop_rate")
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class Stage(nn.Module):
-    """Down-sampling, blocks and an optional norm. (B, C, H, W) -> (B, C', H', W'), channels-last in memory.
-
-    Blocks and norm work on (B, H', W', C').
-    """
+    """Down-sampling, then blocks and a norm on (B, H', W', C'). (B, C, H, W) -> (B, C', H', W'), channels-last."""
 
     def __init__(self, downsample: nn.Module, blocks: Sequence[nn.Module], norm: nn.Module | None = None):
         super().__init__()
         self.grad_checkpointing = False
-        self.downsample = downsample
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.Identity() if norm is None else norm
+        self.downsample, self.blocks, self.norm = downsample, nn.Sequential(*blocks), norm or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x).permute(0, 2, 3, 1).contiguous()  # B H W C; a copy only if the map was not channels-last
@@ -51,29 +45,15 @@ class Stage(nn.Module):
 class ProjectedHead(ClassifierHead):
     """A classifier with a hidden layer at every position: linear, BatchNorm, activation, pool, dropout, linear.
 
-    Args:
-        in_features, hidden: Channels of the map and of the hidden layer.
-        bias: Bias of the hidden layer.
-        pool_first: Pool before the hidden layer instead of after it.
-        pooling: pool_type and drop_rate, of timm's ClassifierHead.
+    With `pool_first` the hidden layer comes after the pool; `pooling` is pool_type and drop_rate of timm's head.
     """
 
     def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        hidden: int,
-        *,
-        act: type[nn.Module] = nn.GELU,
-        bias: bool = True,
-        pool_first: bool = False,
-        **pooling: Any,
+        self, in_features: int, num_classes: int, hidden: int, act=nn.GELU, bias=True, pool_first=False, **pooling: Any
     ):
         super().__init__(hidden, num_classes, **pooling)
         self.pool_first = pool_first
-        self.proj = nn.Linear(in_features, hidden, bias=bias)
-        self.norm = nn.BatchNorm2d(hidden)
-        self.act = act()
+        self.proj, self.norm, self.act = nn.Linear(in_features, hidden, bias=bias), nn.BatchNorm2d(hidden), act()
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         pools = self.pool_first and not self.global_pool.is_identity()
@@ -83,7 +63,6 @@ class ProjectedHead(ClassifierHead):
         return self.flatten(x if pre_logits else self.fc(x))
 
     def reparameterize(self) -> None:
-        """Fold the norm into the hidden layer, for inference."""
         fold_norm(self, "proj", "norm")
 
 
@@ -107,7 +86,7 @@ class StagedBackbone(nn.Module):
         *,
         head: Callable[..., ClassifierHead] | None = None,
         norm: nn.Module | None = None,
-        feature_norms: Sequence[nn.Module] | None = None,
+        feature_norms: Sequence[nn.Module] = (),
         num_classes: int = 1000,
         in_chans: int = 3,
         global_pool: str = "avg",
@@ -116,13 +95,17 @@ class StagedBackbone(nn.Module):
     ):
         super().__init__()
         if unknown:
-            raise UnknownArgumentError(_describe_unknown(type(self), next(iter(unknown))))
+            names = [*inspect.signature(type(self)).parameters, "num_classes", "in_chans", "global_pool", "drop_rate"]
+            known = [name for name in dict.fromkeys(names) if name not in ("common", "unknown")]
+            argument = next(iter(unknown))
+            raise UnknownArgumentError(
+                f"{type(self).__name__} has no argument {argument!r}; {did_you_mean(argument, known)}"
+                f"it takes {', '.join(known)}"
+            )
         self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
-        self.stem = stem
-        self.stages = nn.Sequential(*stages)
-        self.norm = nn.Identity() if norm is None else norm
-        self.feature_norms = nn.ModuleList() if feature_norms is None else nn.ModuleList(feature_norms)
-        build_head = head or (lambda **kwargs: ClassifierHead(dims[-1], **kwargs))
+        self.stem, self.stages, self.norm = stem, nn.Sequential(*stages), norm or nn.Identity()
+        self.feature_norms = nn.ModuleList(feature_norms)
+        build_head = head or partial(ClassifierHead, dims[-1])
         self.head = build_head(num_classes=num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.num_features, self.head_hidden_size = dims[-1], self.head.in_features
         self.feature_info: list[dict[str, Any]] = [
@@ -133,9 +116,7 @@ class StagedBackbone(nn.Module):
     def init_weights(self) -> None:
         """Draw every parameter and reset every buffer; what is drawn depends on torch's seed alone."""
         for module in self.modules():
-            reset: Any = getattr(module, "reset_parameters", None)
-            if reset is not None:
-                reset()
+            getattr(module, "reset_parameters", lambda: None)()
         for module in self.modules():
             self.init_module(module)
         self._init_classifier()
@@ -154,17 +135,16 @@ class StagedBackbone(nn.Module):
         bent = [key for key in own if key in state_dict and own[key].shape != state_dict[key].shape]
         shapes = f"{tuple(state_dict[bent[0]].shape)}, expected {tuple(own[bent[0]].shape)}" if bent else ""
         faults = {f"has shape {shapes}": bent}
-        if strict:
-            # Torch itself knows how to do without the counter of old BatchNorms.
+        if strict:  # torch itself knows how to do without the counter of old BatchNorms
             needed = [key for key in own if not key.endswith("num_batches_tracked")]
             faults["is missing"] = [key for key in needed if key not in state_dict]
             faults["is unexpected"] = [key for key in state_dict if key not in own]
-        more = {fault: f" (and {len(keys) - 1} more)" if len(keys) > 1 else "" for fault, keys in faults.items()}
-        said = [f"{keys[0]!r}{more[fault]} {fault}" for fault, keys in faults.items() if keys]
-        if said:
+        if any(faults.values()):
+            more = {fault: f" (and {len(keys) - 1} more)" if len(keys) > 1 else "" for fault, keys in faults.items()}
+            said = "; ".join(f"{keys[0]!r}{more[fault]} {fault}" for fault, keys in faults.items() if keys)
             raise RuntimeError(
-                f"the checkpoint does not fit {type(self).__name__}: {'; '.join(said)}; nothing was loaded; "
-                f"build the variant that it was saved from"
+                f"the checkpoint does not fit {type(self).__name__}: {said}; nothing was loaded; build the variant "
+                "that it was saved from"
             )
         return super().load_state_dict(state_dict, strict, assign)
 
@@ -174,7 +154,8 @@ class StagedBackbone(nn.Module):
         return {key: own[key] for key in own if key.startswith("feature_norms.")} | state_dict
 
     def no_weight_decay(self) -> set[str]:
-        return set()
+        """The abstract tokens, where a family has some."""
+        return {name for name, _ in self.named_parameters() if name.endswith("attn.token")}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         stage, last = r"^stages\.(\d+)", (r"^norm|^feature_norms", (99999,))
@@ -190,8 +171,7 @@ class StagedBackbone(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for num_classes (0: none) and, if given, another pooling ("": none)."""
-        self.num_classes = num_classes
-        weight = next(self.parameters())
+        self.num_classes, weight = num_classes, next(self.parameters())
         self.head.reset(num_classes, global_pool)
         self.head.to(weight.device, weight.dtype).train(self.training)
         self._init_classifier()
@@ -205,53 +185,42 @@ class StagedBackbone(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Stage outputs, and the final features unless intermediates_only.
+        """Stage outputs of images (B, in_chans, H, W), and the final features unless intermediates_only.
 
         Args:
-            x: Images (B, in_chans, H, W).
             indices: Stages to take: the last n, or a sequence of positions; all if None.
             norm: Apply the final norm to the last stage's output.
             stop_early: Skip the stages after the last one taken; the final features are then that stage's.
             output_fmt: "NCHW" or "NHWC".
         """
         check_choice("output_fmt", output_fmt, ("NCHW", "NHWC"))
-        take, last_taken = self._taken(indices)
+        take, last_taken = feature_take_indices(len(self.stages), cast(Any, indices))
         last = len(self.stages) - 1
         check_images(x, self.in_chans)
         x = in_slices(self.stem, channels_last(x))
         features: dict[int, Tensor] = {}
         for i, stage in enumerate(self.stages[: last_taken + 1] if stop_early else self.stages):
             x = in_slices(stage, x)
-            if i not in take:
-                continue
-            taken = x
-            if len(self.feature_norms):
-                taken = self.feature_norms[i](x)
-            elif norm and i == last:
-                taken = self.norm(x)
-            features[i] = taken if output_fmt == "NCHW" else taken.permute(0, 2, 3, 1)
-        intermediates = [features[i] for i in take]
+            if i in take:
+                features[i] = self.feature_norms[i](x) if len(self.feature_norms) else x
+        if norm and last in features and not len(self.feature_norms):
+            features[last] = self.norm(x)
+        intermediates = [features[i] if output_fmt == "NCHW" else features[i].permute(0, 2, 3, 1) for i in take]
         if intermediates_only:
             return intermediates
         return x if stop_early and last_taken < last else self.norm(x), intermediates
-
-    def _taken(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
-        """The stages that are asked for, and the last of them."""
-        return feature_take_indices(len(self.stages), list(indices) if isinstance(indices, Sequence) else indices)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what is not needed for the given stages; returns their positions."""
-        take, last_taken = self._taken(indices)
-        prune_norm = prune_norm or last_taken < len(self.stages) - 1  # it fits the last stage alone
-        self.stages = self.stages[: last_taken + 1]
-        self.feature_info = self.feature_info[: last_taken + 1]
+        take, last_taken = feature_take_indices(len(self.stages), cast(Any, indices))
+        if prune_norm or last_taken < len(self.stages) - 1:  # it fits the last stage alone
+            self.norm = nn.Identity()
+        self.stages, self.feature_info = self.stages[: last_taken + 1], self.feature_info[: last_taken + 1]
         self.num_features = self.feature_info[-1]["num_chs"]
         norms = enumerate(self.feature_norms)
         self.feature_norms = nn.ModuleList(norm if i in take else nn.Identity() for i, norm in norms)
-        if prune_norm:
-            self.norm = nn.Identity()
         if prune_head:
             self.head = ClassifierHead(self.num_features, 0, pool_type="")
             self.num_classes, self.head_hidden_size = 0, self.num_features
@@ -260,8 +229,8 @@ class StagedBackbone(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, num_features, H/32, W/32)."""
         check_images(x, self.in_chans)
-        x = channels_last(x)  # the images are small beside the maps: one copy here, and none after it
-        x = in_slices(self.stem, x)
+        # The images are small beside the maps: one copy here, and none after it.
+        x = in_slices(self.stem, channels_last(x))
         for stage in self.stages:
             x = in_slices(stage, x)
         return self.norm(x)
@@ -272,6 +241,27 @@ class StagedBackbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
+
+
+class ConvStem(nn.Module):
+    """Convolutions, each followed by a norm, with GELU between them. (B, in_chans, H, W) -> (B, C, H/4, W/4)."""
+
+    def __init__(self, *layers: tuple[nn.Conv2d, nn.Module]):
+        super().__init__()
+        for i, (conv, norm) in enumerate(layers, 1):
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"norm{i}", norm)
+        self.act, self.count = nn.GELU(), len(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(1, self.count + 1):
+            x = getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x if i == 1 else self.act(x)))
+        return x
+
+    def reparameterize(self) -> None:
+        """Fold every BatchNorm into its convolution, for inference; a LayerNorm stays."""
+        for i in range(1, self.count + 1):
+            fold_norm(self, f"conv{i}", f"norm{i}")
 
 
 class ConvNorm(nn.Module):
@@ -286,18 +276,18 @@ class ConvNorm(nn.Module):
         return self.norm(self.conv(x))
 
     def reparameterize(self) -> None:
-        """Fold a BatchNorm into the convolution, for inference; a LayerNorm stays."""
         fold_norm(self, "conv", "norm")
 
 
-def build(
-    make: Callable[..., ModelT], name: str, pretrained: bool, arch: dict[str, Any], kwargs: dict[str, Any]
-) -> ModelT:
-    """What every entry point calls: timm's builder, with the device and dtype that timm passes on handled here.
+def drops(drop_path: nn.Module) -> bool:
+    """Whether branches are dropped now; if not, a layer may add its result to the residual itself, at no cost."""
+    return drop_path.training and not isinstance(drop_path, nn.Identity)
 
-    Args:
-        make: The model's class, or what returns one; called with `arch` and the caller's `kwargs`.
-    """
+
+def build(
+    make: Callable[..., ModelT], name: str, pretrained: bool, arch: Mapping[str, Any], kwargs: dict[str, Any]
+) -> ModelT:
+    """Call timm's builder for make(**arch, **kwargs), as every entry point does; device and dtype are handled here."""
     device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
     kwargs.setdefault("feature_cfg", dict(out_indices=(0, 1, 2, 3), feature_cls="getter"))
     kwargs.setdefault("pretrained_filter_fn", lambda state_dict, model: model.adapt_checkpoint(state_dict))
@@ -313,27 +303,19 @@ def build(
     return model if dtype is None else model.to(dtype=dtype)
 
 
-def register(
-    module: str, names: Iterable[str], create: Callable[[str, bool, dict[str, Any]], nn.Module]
-) -> Callable[[str], Callable[..., nn.Module]]:
-    """Register an entry point with timm for each name, described by the module's `default_cfgs`.
+def register(module: str, names: Iterable[str], create: Create) -> Callable[[str], Callable[..., nn.Module]]:
+    """Register create(name, pretrained, keywords) with timm for each name that the module's `default_cfgs` describe.
 
-    Args:
-        module: `__name__` of the module, whose last part is timm's name of the family.
-        create: Makes the model from its name, `pretrained` and the caller's keywords.
-
-    Returns:
-        The module's `__getattr__`, so that the entry points are also functions of the module.
+    Gives the module's `__getattr__`, so that the entry points are also functions of the module.
     """
+    found: dict[str, Callable[..., nn.Module]] = {}
+    for name in names:
 
-    def entry_point(name: str) -> Callable[..., nn.Module]:
-        def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-            return create(name, pretrained, kwargs)
+        def entry(pretrained: bool = False, *, _name: str = name, **kwargs: Any) -> nn.Module:
+            return create(_name, pretrained, kwargs)
 
         entry.__name__, entry.__qualname__, entry.__module__ = name, name, module
-        return register_model(entry)
-
-    found = {name: entry_point(name) for name in names}
+        found[name] = register_model(entry)
 
     def find(name: str) -> Callable[..., nn.Module]:
         if name not in found:
@@ -343,22 +325,20 @@ def register(
     return find
 
 
+def register_sizes(module: str, make: Callable[..., nn.Module], sizes: Mapping[str, Mapping[str, Any]]) -> Any:
+    """`register`, and the `default_cfgs`, of a family whose models differ in arguments alone, given for each name."""
+    family: Any = sys.modules[module]
+    family.default_cfgs = generate_default_cfgs(dict.fromkeys(sizes, cfg()))
+    return register(module, sizes, lambda name, *given: build(make, name, given[0], sizes[name], given[1]))
+
+
 def cfg(**overrides: Any) -> dict[str, Any]:
     """timm's description of an ImageNet model of ours; weights are loaded from a file the user names."""
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "stem.conv1",
-        "classifier": "head.fc",
-        "license": "apache-2.0",
-        **overrides,
-    }
+    sizes = dict(num_classes=1000, input_size=(3, 224, 224), pool_size=(7, 7))
+    colours = dict(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
+    layers = dict(first_conv="stem.conv1", classifier="head.fc")
+    prepared = dict(url="", crop_pct=0.9, interpolation="bicubic", license="apache-2.0")
+    return {**sizes, **colours, **layers, **prepared, **overrides}
 
 
 def make_stages(
@@ -368,14 +348,15 @@ def make_stages(
     block: Callable[[int, float], nn.Module],
     downsample: Callable[[int], nn.Module],
     norm: Callable[[int], nn.Module | None] = lambda i: None,
+    **per_stage: Sequence,
 ) -> list[Stage]:
-    """The stages of a backbone; none is made smaller before the first.
+    """Four stages: downsample(stage) but in the first, block(stage, rate) with rates that grow linearly, norm(stage).
 
-    Args:
-        depths: Blocks of each stage.
-        drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
-        block: Makes one from its stage and its rate; `downsample` and `norm` from their stage.
+    `per_stage` are the family's arguments that must have an entry for each stage, as `depths` has.
     """
+    for argument, values in dict(depths=depths, **per_stage).items():
+        if len(values) != 4:
+            raise ValueError(f"{argument}={tuple(values)} has {len(values)} entries; expected 4, one for each stage")
     rates = iter(cast(list[float], calculate_drop_path_rates(drop_path_rate, sum(depths))))
     return [
         Stage(downsample(i) if i else nn.Identity(), [block(i, next(rates)) for _ in range(depth)], norm(i))
@@ -383,21 +364,5 @@ def make_stages(
     ]
 
 
-def same_length(stages: int = 4, **sequences: Sequence) -> None:
-    """Refuse per-stage arguments that do not have one entry for each stage."""
-    for argument, values in sequences.items():
-        if len(values) != stages:
-            raise ValueError(
-                f"{argument}={tuple(values)} has {len(values)} entries; expected {stages}, one for each stage"
-            )
-
-
 class UnknownArgumentError(TypeError, ValueError):
     """A constructor got an argument that it does not know; both a wrong call and a wrong value."""
-
-
-def _describe_unknown(cls: type, argument: str) -> str:
-    names = [*inspect.signature(cls).parameters, *COMMON_ARGUMENTS]
-    known = [name for name in dict.fromkeys(names) if name not in ("common", "unknown")]
-    hint = did_you_mean(argument, known)
-    return f"{cls.__name__} has no argument {argument!r}; {hint}it takes {', '.join(known)}"

@@ -1,10 +1,6 @@
-"""The models of the context broadcasting paper (Hyeon-Woo et al., ICCV 2023): timm's, with context in their blocks.
+"""Timm's models with context in their blocks (Hyeon-Woo et al., ICCV 2023). Readings: docs/context-broadcasting.md."""
 
-Readings, and what the tables do not say: docs/context-broadcasting.md.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from timm.models import generate_default_cfgs, pvt_v2, swin_transformer, vision_transformer
@@ -20,85 +16,65 @@ BROADCAST_ARGUMENTS = ("kind", "branch", "position", "class_token")
 
 @dataclass(frozen=True)
 class Model:
-    """A model of timm and how context is broadcast in it.
-
-    Args:
-        base: timm's name.
-        suffix: What the paper's rows add to it.
-    """
+    """A model of timm, by timm's name, and how context is broadcast in it."""
 
     base: str
     kind: str = "cb"
     branch: str = "mlp"
     position: str = "end"
-    suffix: str = "cb"
+
+    @property
+    def family(self) -> str:
+        return self.base.split("_")[0]
 
 
-SIZES = ("tiny", "small", "base")
-_PLAIN = {
-    **{f"vit_{size}": Model(f"vit_{size}_patch16_224") for size in SIZES},
-    **{f"deit_{size}_distilled": Model(f"deit_{size}_distilled_patch16_224") for size in SIZES},
-    "twins_pcpvt_small": Model("twins_pcpvt_small"),
-    "pvt_v2_b0": Model("pvt_v2_b0"),
-    "pvt_v2_b1": Model("pvt_v2_b1"),
-    "swin_tiny": Model("swin_tiny_patch4_window7_224"),
-}
-# What the rows of Tables S5 and S6 do in ViT-S.
-_PLACES = {
-    "": {},
-    "_attn": dict(branch="attn"),
-    "_both": dict(branch="both"),
-    "_front": dict(position="front"),
-    "_mid": dict(position="mid"),
-}
-
+_BASES = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}
+_BASES |= {f"deit_{size}_distilled": f"deit_{size}_distilled_patch16_224" for size in ("tiny", "small", "base")}
+_BASES |= {name: name for name in ("twins_pcpvt_small", "pvt_v2_b0", "pvt_v2_b1")}
+_BASES["swin_tiny"] = "swin_tiny_patch4_window7_224"
+_PLACES = {"": {}, "_attn": dict(branch="attn"), "_both": dict(branch="both")}
+_PLACES |= {"_front": dict(position="front"), "_mid": dict(position="mid")}
+# Suffixes of the paper's rows: those of every model, and what Tables S5 and S6 do in ViT-S.
+_KINDS: dict[str, dict[str, str]] = {"cb": {}, "cb_s": dict(kind="scaled")}
+_ROWS = {f"cb{place}": where for place, where in _PLACES.items()}
+_ROWS |= {f"cb_{kind}{place}": dict(kind=kind, **_PLACES[place]) for kind in ("gate", "hybrid") for place in _PLACES}
 
 MODELS: dict[str, Model] = {}
-for _name, _plain in _PLAIN.items():
-    MODELS[f"{_name}_cb"] = _plain
-    MODELS[f"{_name}_cb_s"] = replace(_plain, kind="scaled", suffix="cb_s")
-for _kind, _infix in (("cb", ""), ("gate", "_gate"), ("hybrid", "_hybrid")):
-    for _place, _where in _PLACES.items():
-        _suffix = f"cb{_infix}{_place}"
-        MODELS[f"vit_small_{_suffix}"] = replace(_PLAIN["vit_small"], kind=_kind, suffix=_suffix, **_where)
-# The same under timm's full name and the suffix, where that is another.
-ALIASES = {f"{n.base}_{n.suffix}": name for name, n in MODELS.items() if f"{n.base}_{n.suffix}" != name}
+ALIASES: dict[str, str] = {}  # the same under timm's full name and the suffix, where that is another
+for _name, _base in _BASES.items():
+    for _suffix, _how in (_KINDS | _ROWS if _name == "vit_small" else _KINDS).items():
+        MODELS[f"{_name}_{_suffix}"] = Model(_base, **_how)
+        if _base != _name:
+            ALIASES[f"{_base}_{_suffix}"] = f"{_name}_{_suffix}"
 
-_FILTERS: dict[str, Callable[..., Any]] = {
-    "vit": vision_transformer.checkpoint_filter_fn,
-    "deit": vision_transformer.checkpoint_filter_fn,
+_FILTERS: dict[str, Any] = {
+    **dict.fromkeys(ISOTROPIC, vision_transformer.checkpoint_filter_fn),
     "twins": lambda state_dict, model: state_dict,
     "pvt": pvt_v2.checkpoint_filter_fn,
     "swin": swin_transformer.checkpoint_filter_fn,
 }
 
 
-def model_of(name: str) -> Model:
-    """What a registered name stands for, short or long."""
-    return MODELS[ALIASES.get(name, name)]
-
-
 def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
-    model = model_of(name)
-    family = model.base.split("_")[0]
+    model = MODELS[ALIASES.get(name, name)]
 
     def construct(**given: Any) -> nn.Module:
         how: dict[str, Any] = dict(kind=model.kind, branch=model.branch, position=model.position)
         how |= {key: given.pop(key) for key in BROADCAST_ARGUMENTS if key in given}
         return add_context_broadcast(create_backbone(model.base, **given), **how)
 
-    maps = 3 if family in ISOTROPIC else (0, 1, 2, 3)
-    defaults = dict(feature_cfg=dict(out_indices=maps, feature_cls="getter"), pretrained_filter_fn=_FILTERS[family])
+    maps = dict(out_indices=3 if model.family in ISOTROPIC else (0, 1, 2, 3), feature_cls="getter")
+    defaults = dict(feature_cfg=maps, pretrained_filter_fn=_FILTERS[model.family])
     return build(construct, name, pretrained, {}, {**defaults, **kwargs})
 
 
-def _cfg(name: str) -> dict[str, Any]:
-    base = model_of(name).base
-    family = base.split("_")[0]
-    classifier: Any = ("head", "head_dist") if "distilled" in base else "head.fc" if family == "swin" else "head"
-    first = "patch_embeds.0.proj" if family == "twins" else "patch_embed.proj"
-    return cfg(first_conv=first, classifier=classifier, pool_size=None if family in ISOTROPIC else (7, 7))
+def _cfg(model: Model) -> dict[str, Any]:
+    classifier: Any = "head.fc" if model.family == "swin" else "head"
+    classifier = ("head", "head_dist") if "distilled" in model.base else classifier
+    first = "patch_embeds.0.proj" if model.family == "twins" else "patch_embed.proj"
+    return cfg(first_conv=first, classifier=classifier, pool_size=None if model.family in ISOTROPIC else (7, 7))
 
 
-default_cfgs = generate_default_cfgs({name: _cfg(name) for name in (*MODELS, *ALIASES)})
-__getattr__ = register(__name__, (*MODELS, *ALIASES), _create)
+_ALL = {**MODELS, **{alias: MODELS[name] for alias, name in ALIASES.items()}}
+default_cfgs = generate_default_cfgs({name: _cfg(model) for name, model in _ALL.items()})
+__getattr__ = register(__name__, _ALL, _create)

@@ -72,8 +72,7 @@ def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
     if described:
         check_stored(kwargs, "edited")
-    kwargs = {"pretrained_filter_fn": lambda state, model: state, **kwargs}
-    model: Any = build(make, "edited", pretrained, {}, kwargs)
+    model: Any = build(make, "edited", pretrained, {}, {"pretrained_filter_fn": lambda state, _: state, **kwargs})
     if not described:
         model.pretrained_cfg = model.default_cfg = own
     return model

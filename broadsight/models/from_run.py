@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "lanczos3", "box"
 
 
 def read_config(folder: str | Path, end: str = "give another run") -> dict[str, Any]:
-    """config.json of a folder; raises ValueError if it is too large, no JSON, or says things twice.
-
-    Args:
-        end: Of the message, what to do if it is damaged.
-    """
+    """config.json of a folder; a ValueError that ends in `end` if it is too large, damaged or says things twice."""
     file = inside(folder, CONFIG)
     size = file.stat().st_size
     if size > LARGEST:
@@ -72,24 +68,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def stored_model(config: Mapping[str, Any], origin: str | Path, numbers: int | None = None) -> nn.Module:
-    """The model that a folder describes, without its weights.
+    """The model that a folder describes, without its weights; a ValueError if it is not the description of a run.
 
-    Args:
-        config: As `read_config` gives it.
-        origin: The folder, for messages.
-        numbers: How many its weights have; a model of many more is refused before it takes memory.
-
-    Raises:
-        ValueError: The description is not that of a run.
-        RuntimeError: timm cannot make the model.
+    A model of many more numbers than its weights have is refused before it takes memory.
     """
     where = f"{Path(origin) / CONFIG}"
-    name = model_name(config.get("architecture"), where)
-    arguments = config.get("model_args") or {}
+    name, arguments = model_name(config.get("architecture"), where), config.get("model_args") or {}
     check_arguments(name, arguments, where)
-    described = described_as(config, where)
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
-    options: dict[str, Any] = dict(pretrained=False, pretrained_cfg=described, **given)
+    options: dict[str, Any] = dict(pretrained=False, pretrained_cfg=described_as(config, where))
+    options |= {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
     try:
         if numbers is not None:
             refuse_large(lambda: timm.create_model(name, **options), numbers, where)
@@ -108,12 +95,7 @@ def model_name(name: Any, where: str) -> str:
 
 
 def check_arguments(name: str, arguments: Any, where: str) -> None:
-    """Raise a ValueError for arguments that a model of this name does not have, or that load anything.
-
-    Args:
-        name: Registered.
-        arguments: Of timm.create_model; for `edited` and `dense_model` also those of the model below.
-    """
+    """Raise a ValueError for arguments that this model, or the one below it, does not have, or that load anything."""
     if not isinstance(arguments, Mapping):
         raise ValueError(f"{where} gives the model {_short(arguments)}; expected arguments by name")
     refuse_undescribed(arguments)
@@ -128,12 +110,7 @@ def check_arguments(name: str, arguments: Any, where: str) -> None:
 
 
 def check_stored(arguments: Mapping[str, Any], name: str) -> None:
-    """Raise a ValueError if what timm read out of a folder names the model below by a place, or would load something.
-
-    Args:
-        arguments: Of the entry point, with those that timm's factory adds.
-        name: Of the entry point.
-    """
+    """Raise a ValueError if what timm read in a folder names the model below by a place, or would load something."""
     refuse_undescribed(arguments)
     own = {key: value for key, value in arguments.items() if key not in _refused() or key == "checkpoint_path"}
     if not isinstance(arguments.get("backbone", ""), nn.Module):
@@ -154,7 +131,7 @@ def check_values(values: Any, where: str, key: str = "model_args", depth: int = 
     elif isinstance(values, str):
         if len(values) > 100 or not values.isprintable() or any(letter in values for letter in ":/\\"):
             raise _wrong(where, key, values, "a name, not a place")
-    elif isinstance(values, int | float) and not isinstance(values, bool):
+    elif _is_number(values):
         most = MOST_CLASSES if key == "num_classes" else MOST_LAYERS if COUNTED.search(key) else WIDEST
         if not math.isfinite(values) or (isinstance(values, int) and abs(values) > most):
             raise _wrong(where, key, values, f"{most:,} at most")
@@ -205,11 +182,7 @@ def _parameters(takers: Iterable[Any]) -> set[str]:
 
 
 def described_as(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """How images are prepared, from timm's description of weights; where weights come from is left out.
-
-    Raises:
-        ValueError: A value is not what it should be.
-    """
+    """How images are prepared, from timm's description of weights; where weights come from is left out."""
     said = config.get("pretrained_cfg", config)
     if not isinstance(said, Mapping):
         raise _wrong(where, "pretrained_cfg", said, "a description by name")
@@ -218,9 +191,11 @@ def described_as(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     if classes is not None:
         found["num_classes"] = _count(classes, "num_classes", where, MOST_CLASSES)
     labels, words = label_names(config, where), config.get("label_descriptions")
-    if labels is not None and isinstance(words, Mapping) and set(words) <= set(labels):
+    if labels is None:
+        return found
+    if isinstance(words, Mapping) and set(words) <= set(labels):
         found["label_descriptions"] = {name: str(words[name])[:LONGEST_LABEL] for name in words}
-    return found if labels is None else {**found, "label_names": labels}
+    return found | {"label_names": labels}
 
 
 def label_names(config: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
@@ -256,31 +231,27 @@ def _sizes(value: Any, key: str, where: str) -> tuple[int, ...]:
     values = value if isinstance(value, list | tuple) else [value]
     if not 1 <= len(values) <= 3:
         raise _wrong(where, key, value, "channels, height and width")
-    limits = [MOST_CHANNELS, MOST_PIXELS, MOST_PIXELS] if len(values) == 3 else [MOST_PIXELS] * len(values)
-    return tuple(_count(one, key, where, most, least=1) for one, most in zip(values, limits, strict=True))
+    limits = MOST_CHANNELS if len(values) == 3 else MOST_PIXELS, MOST_PIXELS, MOST_PIXELS
+    return tuple(_count(one, key, where, most, least=1) for one, most in zip(values, limits, strict=False))
 
 
-def _numbers(values: Any, key: str, where: str) -> tuple[float, ...]:
-    plain = isinstance(values, Iterable) and not isinstance(values, str | Mapping)
-    found = list(values) if plain else []
-    fine = all(isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in found)
-    if not found or len(found) > MOST_CHANNELS or not fine:
-        raise _wrong(where, key, values, "finite numbers")
-    return tuple(map(float, found))
+def _numbers(
+    values: Any, key: str, where: str, expected: str = "finite numbers", least: float = -math.inf
+) -> tuple[float, ...]:
+    fine = isinstance(values, list | tuple) and 0 < len(values) <= MOST_CHANNELS
+    if not fine or not all(_is_number(one) and math.isfinite(one) and least <= one for one in values):
+        raise _wrong(where, key, values, expected)
+    return tuple(map(float, values))
 
 
-def _deviations(values: Any, key: str, where: str) -> tuple[float, ...]:
-    found = _numbers(values, key, where)
-    if min(found) <= 0:
-        raise _wrong(where, key, values, "numbers above 0")
-    return found
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _fraction(value: Any, key: str, where: str) -> float:
-    (found,) = _numbers([value], key, where)
-    if not 0.05 <= found <= 4:
+    if not _is_number(value) or not 0.05 <= value <= 4:
         raise _wrong(where, key, value, "a fraction such as 0.9")
-    return found
+    return float(value)
 
 
 def _plain(value: Any, key: str, where: str) -> Any:
@@ -294,9 +265,8 @@ def _plain(value: Any, key: str, where: str) -> Any:
 READERS: dict[str, Callable[[Any, str, str], Any]] = {
     **dict.fromkeys(("input_size", "test_input_size", "min_input_size", "pool_size", "test_pool_size"), _sizes),
     "mean": _numbers,
-    "std": _deviations,
-    "crop_pct": _fraction,
-    "test_crop_pct": _fraction,
+    "std": partial(_numbers, expected="numbers above 0", least=math.nextafter(0, 1)),
+    **dict.fromkeys(("crop_pct", "test_crop_pct"), _fraction),
     **dict.fromkeys(("fixed_input_size", "crop_mode", "first_conv", "classifier", "license"), _plain),
     **dict.fromkeys(("interpolation", "label_offset"), _plain),
 }

@@ -1,7 +1,4 @@
-"""The models of the MAP paper (Multi-token attention pooling, WACV 2025): timm's backbones under our pooling.
-
-Readings and settings, and where paper and release differ: docs/pooling.md.
-"""
+"""Multi-token attention pooling (MAP, WACV 2025): timm's backbones under our pooling. Readings: docs/pooling.md."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,33 +33,23 @@ def _release_resnet(in_chans: int, **kwargs: Any) -> nn.Module:
     return model
 
 
-def _resnet_d(layers: Sequence[int], widths: Sequence[int]) -> Callable[..., nn.Module]:
-    """ResNet-D: three 3x3 convolutions first, averaging in the shortcuts."""
-    return lambda in_chans, **kwargs: _resnet(layers, widths, nn.ReLU, in_chans, avg_down=True, **kwargs)
-
-
 def _resnet(layers: Sequence[int], widths: Sequence[int], act: type, in_chans: int, **kwargs: Any) -> nn.Module:
+    """ResNet with three 3x3 convolutions first."""
     block: Any = Bottleneck  # timm's annotation asks for an instance
-    model = ResNet(
-        block,
-        tuple(layers),
-        channels=tuple(widths),
-        in_chans=in_chans,
-        stem_type="deep",
-        stem_width=widths[0] // 2,
-        act_layer=act,
-        **kwargs,
-    )
-    convolutions = [
-        nn.Conv2d(in_chans, 64, 3, stride=2, padding=1, bias=False),
-        nn.Conv2d(64, 64, 3, padding=1, bias=False),
-        nn.Conv2d(64, widths[0], 3, padding=1, bias=False),  # its norm and activation are the model's bn1 and act1
-    ]
-    for convolution in convolutions:
+    stem: dict[str, Any] = dict(stem_type="deep", stem_width=widths[0] // 2, in_chans=in_chans)
+    model = ResNet(block, tuple(layers), channels=tuple(widths), act_layer=act, **stem, **kwargs)
+    first = nn.Conv2d(in_chans, 64, 3, stride=2, padding=1, bias=False)
+    second = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    third = nn.Conv2d(64, widths[0], 3, padding=1, bias=False)  # its norm and activation are the model's bn1 and act1
+    for convolution in (first, second, third):
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-    first, second, third = convolutions
     model.conv1 = nn.Sequential(first, nn.BatchNorm2d(64), act(), second, nn.BatchNorm2d(64), act(), third)
     return model
+
+
+def _resnet_d(layers: Sequence[int], widths: Sequence[int]) -> Callable[..., nn.Module]:
+    """The same with averaging in the shortcuts: ResNet-D."""
+    return partial(_resnet, layers, widths, nn.ReLU, avg_down=True)
 
 
 def _pit_without_class_token(in_chans: int, **kwargs: Any) -> nn.Module:
@@ -91,18 +78,20 @@ def _timm(name: str, **fixed: Any) -> Callable[..., nn.Module]:
     return lambda in_chans, **kwargs: create_backbone(name, in_chans=in_chans, **fixed, **kwargs)
 
 
+def _maxvit(size: str) -> Callable[..., nn.Module]:
+    """MaxViT whose GELU is computed as the release does."""
+    return _timm(f"maxvit_{size}_tf_224", conv_act_layer="gelu", transformer_act_layer="gelu")
+
+
 @dataclass(frozen=True)
 class Published:
-    """A registered model: a backbone under a pool.
+    """A registered model: a backbone, made from in_chans and what timm is given, under a pool.
 
     Args:
-        backbone: Makes it from in_chans and what timm is given.
-        first_conv: Its first convolution.
         maps: Positions of the feature maps that features_only gives, or how many of them.
-        pool, settings, options: The pool's name, arguments of `swap_pool` and further ones of the pool's class.
+        settings, options: Arguments of `swap_pool`, and further ones of the pool's class.
         weights: Name of the released file, if there is one.
-        crop, fixed: How images are prepared, and whether the image size is fixed.
-        grid: Side of the last map.
+        fixed, grid: Whether the image size is fixed; side of the last map.
     """
 
     backbone: Callable[..., nn.Module]
@@ -120,14 +109,10 @@ class Published:
         """timm's description."""
         averages = self.options.get("mean_token", self.pool == "map")
         classifier = ("head.classifier.fc", "head.average_classifier.fc") if averages else "head.classifier.fc"
-        return cfg(
-            url=f"{RELEASE}{self.weights}.pth.tar" if self.weights else "",
-            crop_pct=self.crop,
-            first_conv=f"backbone.{self.first_conv}",
-            pool_size=(self.grid, self.grid),
-            classifier=classifier,
-            **(dict(fixed_input_size=True) if self.fixed else {}),
-        )
+        url = f"{RELEASE}{self.weights}.pth.tar" if self.weights else ""
+        layers = dict(first_conv=f"backbone.{self.first_conv}", classifier=classifier)
+        fixed = dict(fixed_input_size=True) if self.fixed else {}
+        return cfg(url=url, crop_pct=self.crop, pool_size=(self.grid, self.grid), **layers, **fixed)
 
 
 def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
@@ -148,10 +133,8 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
         pooled.pooled = global_pool != ""
         return pooled
 
-    defaults = {
-        "feature_cfg": dict(out_indices=model.maps, feature_cls="getter"),
-        "pretrained_filter_fn": lambda state, made: _adapt(name, state, made),
-    }
+    defaults = {"feature_cfg": dict(out_indices=model.maps, feature_cls="getter")}
+    defaults["pretrained_filter_fn"] = partial(_adapt, name)
     # The published files hold the authors' command line beside the weights; timm would refuse to read that.
     with torch.serialization.safe_globals(PLAIN_TYPES):
         return build(construct, name, pretrained, {}, {**defaults, **kwargs})
@@ -177,7 +160,9 @@ _LINEAR = dict(mean_token=False, mlp_groups=1, classifier="linear", head_mixing=
 _RESNET_D: dict[str, Any] = dict(first_conv="conv1.0", maps=_FIVE, settings=_GROUPS)
 _CONVNEXT: dict[str, Any] = dict(first_conv="stem.0", maps=_FOUR, crop=0.875)
 _MAXVIT: dict[str, Any] = dict(first_conv="stem.conv1", maps=_FIVE, fixed=True)
-_ERF = dict(conv_act_layer="gelu", transformer_act_layer="gelu")  # as the release computes MaxViT's GELU
+_PIT: dict[str, Any] = dict(first_conv="patch_embed.conv", maps=_THREE, fixed=True)
+_MOBILENET: dict[str, Any] = dict(first_conv="conv_stem", maps=_FIVE, settings=_NARROW, options=_LINEAR, grid=7)
+_MOBILENET["weights"] = "map_mobilenet_v1"
 _DEIT_SMALL = _timm("deit_small_patch16_224", class_token=False, global_pool="avg")
 
 # The released ResNet50; the paper's rows have another: swap_pool("resnet50", "map"). The lowest map of PiT is the patch
@@ -189,31 +174,14 @@ MODELS: dict[str, Published] = {
     "map_resnet101d": Published(_resnet_d((4, 5, 21, 3), (84, 168, 336, 672)), **_RESNET_D),
     "map_convnext_tiny": Published(_timm("convnext_tiny"), **_CONVNEXT, **_PAIRS, weights="map_convnext_tiny"),
     "map_convnext_small": Published(_timm("convnext_small"), **_CONVNEXT, **_TRIPLES, weights="map_convnext_small"),
-    "map_maxvit_tiny": Published(
-        _timm("maxvit_tiny_tf_224", **_ERF), **_MAXVIT, **_PAIRS, weights="map_maxvit_tiny_tf_224"
-    ),
-    "map_maxvit_small": Published(_timm("maxvit_small_tf_224", **_ERF), **_MAXVIT, **_TRIPLES),
-    "map_pit_s": Published(
-        _pit_without_class_token,
-        "patch_embed.conv",
-        _THREE,
-        settings=dict(stem="pos_drop"),
-        weights="map_pit_s",
-        fixed=True,
-    ),
+    "map_maxvit_tiny": Published(_maxvit("tiny"), **_MAXVIT, **_PAIRS, weights="map_maxvit_tiny_tf_224"),
+    "map_maxvit_small": Published(_maxvit("small"), **_MAXVIT, **_TRIPLES),
+    "map_pit_s": Published(_pit_without_class_token, **_PIT, settings=dict(stem="pos_drop"), weights="map_pit_s"),
     "map_deit_small": Published(_DEIT_SMALL, "patch_embed.proj", 3),
     "map_resmlp_24": Published(_timm("resmlp_24_224"), "stem.proj", 3, fixed=True),
-    "map_mobilenetv1": Published(
-        _timm("mobilenetv1_100", act_layer=nn.ReLU),
-        "conv_stem",
-        _FIVE,
-        settings=_NARROW,
-        options=_LINEAR,
-        weights="map_mobilenet_v1",
-        grid=7,
-    ),
+    "map_mobilenetv1": Published(_timm("mobilenetv1_100", act_layer=nn.ReLU), **_MOBILENET),
     "cap_resnet50": Published(_timm("resnet50"), "conv1", _FIVE, "cap", grid=7),
-    "cap_pit_s": Published(_timm("pit_s_224"), "patch_embed.conv", _THREE, "cap", fixed=True, grid=7),
+    "cap_pit_s": Published(_timm("pit_s_224"), **_PIT, pool="cap", grid=7),
     "cap_deit_small": Published(_DEIT_SMALL, "patch_embed.proj", 3, "cap"),
     "cap_resmlp_24": Published(_timm("resmlp_24_224"), "stem.proj", 3, "cap", fixed=True),
 }

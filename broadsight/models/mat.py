@@ -1,21 +1,14 @@
-"""MAT Transformer: mixing abstract tokens (thesis on efficient vision backbones, chapter 4).
-
-The text under-specifies the model; how this reading was found and where it departs: docs/models.md.
-"""
+"""MAT Transformer: mixing abstract tokens (thesis on efficient vision backbones, chapter 4). See docs/models.md."""
 
 from functools import partial
 from typing import Any
 
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import AbstractTokenAttention, BilinearPatchEmbed, ChannelMlp, DepthwiseConv
-from ..layers.folding import fold_norm
-from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, build, cfg, make_stages, same_length
-
-__all__ = ["MAT"]
+from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, drops, make_stages, register_sizes
 
 
 class MAT(StagedBackbone):
@@ -59,7 +52,6 @@ class MAT(StagedBackbone):
         check_choice("embed", embed, ("bilinear", "conv", "merge"))
         if len(heads) == 2:
             heads = (max(1, heads[0] // 4), max(1, heads[0] // 2), *heads)
-        same_length(depths=depths, heads=heads)
         if not set(mixer_stages) <= {1, 2, 3, 4}:
             raise ValueError(f"mixer_stages={tuple(mixer_stages)} are not stages; choose among 1, 2, 3 and 4")
         if dim % 2:
@@ -73,36 +65,39 @@ class MAT(StagedBackbone):
             attention = AbstractTokenAttention(dims[i], heads[i], window, **switches) if mixes else None
             return Block(dims[i], attention, int(dims[i] * mlp_ratio), mlp_conv, drop_path)
 
-        stages = make_stages(
-            depths,
-            drop_path_rate,
-            block=block,
-            downsample=lambda i: _embedding(embed, dims[i - 1], dims[i]),
+        def downsample(i: int) -> nn.Module:
+            if embed == "conv":
+                return ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i]))
+            return (BilinearPatchEmbed if embed == "bilinear" else PatchMerging)(dims[i - 1], dims[i])
+
+        def norm(i: int) -> nn.Module | None:
             # Patch merging normalises what it merges, so the stage before it does not.
-            norm=lambda i: None if embed == "merge" and i < 3 else nn.LayerNorm(dims[i], eps=1e-6),
+            return None if embed == "merge" and i < 3 else nn.LayerNorm(dims[i], eps=1e-6)
+
+        stages = make_stages(depths, drop_path_rate, block=block, downsample=downsample, norm=norm, heads=heads)
+        half = dim // 2
+        stem = ConvStem(
+            (nn.Conv2d(in_chans, half, 3, stride=2, padding=1), nn.BatchNorm2d(half)),
+            (nn.Conv2d(half, half, 3, padding=1, groups=half), nn.BatchNorm2d(half)),
+            (nn.Conv2d(half, dim, 3, stride=2, padding=1), nn.BatchNorm2d(dim)),
         )
         head = partial(ProjectedHead, dims[-1], hidden=hidden)
-        super().__init__(Stem(in_chans, dim), stages, dims, head=head, in_chans=in_chans, **common)
+        super().__init__(stem, stages, dims, head=head, in_chans=in_chans, **common)
 
     def init_module(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d):
             fan_out = module.weight[0, 0].numel() * module.out_channels / module.groups
             nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
     def init_weights(self) -> None:
         super().init_weights()
         for module in self.modules():
             if isinstance(module, BilinearPatchEmbed):  # sampling starts at the patch centres
                 nn.init.zeros_(module.offset_proj.weight)
-
-    def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith("attn.token")}
 
 
 class Block(nn.Module):
@@ -117,39 +112,13 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = ChannelMlp(dim, hidden, depthwise="before" if mlp_conv else "none")
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.dropped = drop_path > 0
 
     def forward(self, x: Tensor) -> Tensor:
         if self.mixes:
             x = self.cpe(x)
             x = x + self.drop_path(self.attn(self.norm1(x)))
-        if self.dropped and self.training:
-            return x + self.drop_path(self.mlp(self.norm2(x)))
-        return self.mlp(self.norm2(x), x)
-
-
-class Stem(nn.Module):
-    """Convolution, depth-wise convolution, convolution, each with BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4)."""
-
-    def __init__(self, in_chans: int, dim: int):
-        super().__init__()
-        half = dim // 2
-        self.conv1 = nn.Conv2d(in_chans, half, 3, stride=2, padding=1)
-        self.norm1 = nn.BatchNorm2d(half)
-        self.conv2 = nn.Conv2d(half, half, 3, padding=1, groups=half)
-        self.norm2 = nn.BatchNorm2d(half)
-        self.conv3 = nn.Conv2d(half, dim, 3, stride=2, padding=1)
-        self.norm3 = nn.BatchNorm2d(dim)
-        self.act = nn.GELU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.norm1(self.conv1(x)))
-        x = self.act(self.norm2(self.conv2(x)))
-        return self.norm3(self.conv3(x))
-
-    def reparameterize(self) -> None:
-        for i in (1, 2, 3):
-            fold_norm(self, f"conv{i}", f"norm{i}")
+        normed = self.norm2(x)
+        return x + self.drop_path(self.mlp(normed)) if drops(self.drop_path) else self.mlp(normed, x)
 
 
 class PatchMerging(nn.Module):
@@ -168,42 +137,11 @@ class PatchMerging(nn.Module):
         return self.proj(self.norm(x)).permute(0, 3, 1, 2)
 
 
-def _embedding(kind: str, dim: int, out_dim: int) -> nn.Module:
-    if kind == "bilinear":
-        return BilinearPatchEmbed(dim, out_dim)
-    if kind == "merge":
-        return PatchMerging(dim, out_dim)
-    return ConvNorm(dim, out_dim, nn.BatchNorm2d(out_dim))
-
-
-default_cfgs = generate_default_cfgs(dict.fromkeys(("mat_1", "mat_2", "mat_3", "mat_4", "mat_5"), cfg()))
-
-
-@register_model
-def mat_1(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24))
-    return build(MAT, "mat_1", pretrained, arch, kwargs)
-
-
-@register_model
-def mat_2(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16))
-    return build(MAT, "mat_2", pretrained, arch, kwargs)
-
-
-@register_model
-def mat_3(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16))
-    return build(MAT, "mat_3", pretrained, arch, kwargs)
-
-
-@register_model
-def mat_4(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24))
-    return build(MAT, "mat_4", pretrained, arch, kwargs)
-
-
-@register_model
-def mat_5(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32))
-    return build(MAT, "mat_5", pretrained, arch, kwargs)
+SIZES: dict[str, dict[str, Any]] = {
+    "mat_1": dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24)),
+    "mat_2": dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16)),
+    "mat_3": dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16)),
+    "mat_4": dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24)),
+    "mat_5": dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32)),
+}
+__getattr__ = register_sizes(__name__, MAT, SIZES)

@@ -1,8 +1,4 @@
-"""PartialFormer: partial attention (thesis on efficient vision backbones, chapter 5).
-
-The text leaves many sizes open; they were solved for from the published tables, and the runner-up readings are
-constructor switches. How, and where this departs: docs/models.md.
-"""
+"""PartialFormer: partial attention (thesis on efficient vision backbones, chapter 5). See docs/models.md."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -11,17 +7,14 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, LayerNorm2d, register_notrace_function
-from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, PartialAttention
-from ..layers.folding import fold_norm
-from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, build, cfg, make_stages, same_length
-
-__all__ = ["PartialFormer"]
+from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, drops, make_stages, register_sizes
 
 GRID_224 = (3136, 784, 196, 49)  # tokens of each stage of a 224-pixel image
+norm2d = partial(LayerNorm2d, eps=1e-6)
 
 
 class PartialFormer(StagedBackbone):
@@ -76,39 +69,33 @@ class PartialFormer(StagedBackbone):
         **common,
     ):
         check_choice("stem", stem, ("conv3", "conv2", "patch7"))
-        same_length(depths=depths, heads=heads, foreground=foreground)
         if dim % 2:
             raise ValueError(f"dim={dim} is odd; the stem starts with half of it")
         if peg_kernel % 2 == 0:
             raise ValueError(f"peg_kernel={peg_kernel} is even; a convolution that keeps the size needs an odd one")
-        channel_hiddens = (
-            [channel_hidden] * 4 if channel_hidden is None or isinstance(channel_hidden, int) else channel_hidden
-        )
-        same_length(channel_hidden=channel_hiddens)
+        hiddens = channel_hidden if isinstance(channel_hidden, Sequence) else [channel_hidden] * 4
         dims = [dim * 2**i for i in range(4)]
         switches: dict[str, Any] = dict(head_expansion=head_expansion, project_all=project_all)
         switches |= dict(background_identity=background_identity, background_required=background_required)
+        switches["foreground_limit"] = foreground_limit
 
         def block(i: int, drop_path: float) -> Block:
             share = _share(foreground[i], 0 if foreground_fixed else GRID_224[i])
-            limits: dict[str, Any] = dict(channel_hidden=channel_hiddens[i], foreground_limit=foreground_limit)
-            attn = PartialAttention(dims[i], heads[i], share, **limits, **switches)
+            attn = PartialAttention(dims[i], heads[i], share, channel_hidden=hiddens[i], **switches)
             mlp = ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="before" if mlp_conv else "none")
             return Block(attn, mlp, dims[i], peg_kernel, drop_path)
 
-        stages = make_stages(
-            depths,
-            drop_path_rate,
-            block=block,
-            downsample=lambda i: ConvNorm(dims[i - 1], dims[i], LayerNorm2d(dims[i], eps=1e-6)),
-        )
+        def downsample(i: int) -> ConvNorm:
+            return ConvNorm(dims[i - 1], dims[i], norm2d(dims[i]))
+
+        per_stage: dict[str, Any] = dict(heads=heads, foreground=foreground, channel_hidden=hiddens)
         super().__init__(
-            PatchStem(in_chans, dim) if stem == "patch7" else ConvStem(in_chans, dim, int(stem[-1])),
-            stages,
-            dims,
-            norm=LayerNorm2d(dims[-1], eps=1e-6),
+            stages=make_stages(depths, drop_path_rate, block=block, downsample=downsample, **per_stage),
+            stem=make_stem(stem, in_chans, dim),
+            dims=dims,
+            norm=norm2d(dims[-1]),
             head=partial(ProjectedHead, dims[-1], hidden=hidden, bias=False, pool_first=pool_first),
-            feature_norms=[LayerNorm2d(width, eps=1e-6) for width in dims] if feature_norms else None,
+            feature_norms=[norm2d(width) for width in dims] if feature_norms else (),
             in_chans=in_chans,
             **common,
         )
@@ -119,9 +106,6 @@ class PartialFormer(StagedBackbone):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith("attn.token")}
-
 
 class Block(nn.Module):
     """Position, partial attention, MLP, each residual. (B, H, W, C) -> (B, H, W, C)."""
@@ -129,20 +113,16 @@ class Block(nn.Module):
     def __init__(self, attn: nn.Module, mlp: nn.Module, dim: int, peg_kernel: int, drop_path: float):
         super().__init__()
         self.peg = DepthwiseConv(dim, peg_kernel, residual=True)
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = attn
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = mlp
+        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), attn
+        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), mlp
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.dropped = drop_path > 0
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.peg(x)
         y = self.attn(self.norm1(x).flatten(1, 2), saliency(x))
         x = x + self.drop_path(y.view(x.shape))
-        if self.dropped and self.training:
-            return x + self.drop_path(self.mlp(self.norm2(x)))
-        return self.mlp(self.norm2(x), x)
+        normed = self.norm2(x)
+        return x + self.drop_path(self.mlp(normed)) if drops(self.drop_path) else self.mlp(normed, x)
 
 
 @register_notrace_function
@@ -155,46 +135,15 @@ def saliency(x: Tensor) -> Tensor:
     return x.detach().mean(-1, dtype=wide).flatten(1)
 
 
-class ConvStem(nn.Module):
-    """Two or three 3x3 convolutions, BatchNorm inside and LayerNorm at the end. (B, 3, H, W) -> (B, C, H/4, W/4)."""
-
-    def __init__(self, in_chans: int, dim: int, convs: int):
-        super().__init__()
-        half = dim // 2
-        self.conv1 = nn.Conv2d(in_chans, half, 3, stride=2, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(half)
-        self.three = convs == 3
-        if self.three:
-            self.conv2 = nn.Conv2d(half, half, 3, padding=1, bias=False)
-            self.norm2 = nn.BatchNorm2d(half)
-            self.conv3 = nn.Conv2d(half, dim, 3, stride=2, padding=1)
-            self.norm3 = LayerNorm2d(dim, eps=1e-6)
-        else:
-            self.conv2 = nn.Conv2d(half, dim, 3, stride=2, padding=1)
-            self.norm2 = LayerNorm2d(dim, eps=1e-6)
-        self.act = nn.GELU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.norm1(self.conv1(x)))
-        if self.three:
-            return self.norm3(self.conv3(self.act(self.norm2(self.conv2(x)))))
-        return self.norm2(self.conv2(x))
-
-    def reparameterize(self) -> None:
-        for i in (1, 2):  # the last norm is a LayerNorm, which stays
-            fold_norm(self, f"conv{i}", f"norm{i}")
-
-
-class PatchStem(nn.Module):
-    """One 7x7 convolution of stride 4 and a LayerNorm. (B, 3, H, W) -> (B, C, H/4, W/4)."""
-
-    def __init__(self, in_chans: int, dim: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_chans, dim, 7, stride=4, padding=3)
-        self.norm1 = LayerNorm2d(dim, eps=1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm1(self.conv1(x))
+def make_stem(kind: str, in_chans: int, dim: int) -> ConvStem:
+    """3x3 convolutions with BatchNorm inside, or one of 7x7 and stride 4; LayerNorm at the end."""
+    if kind == "patch7":
+        return ConvStem((nn.Conv2d(in_chans, dim, 7, stride=4, padding=3), norm2d(dim)))
+    half = dim // 2
+    layers: list[Any] = [(nn.Conv2d(in_chans, half, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(half))]
+    if kind == "conv3":
+        layers.append((nn.Conv2d(half, half, 3, padding=1, bias=False), nn.BatchNorm2d(half)))
+    return ConvStem(*layers, (nn.Conv2d(half, dim, 3, stride=2, padding=1), norm2d(dim)))
 
 
 def _share(foreground: int | float | Fraction, grid: int) -> tuple[int, int]:
@@ -207,38 +156,11 @@ def _share(foreground: int | float | Fraction, grid: int) -> tuple[int, int]:
     return share.numerator, share.denominator
 
 
-default_cfgs = generate_default_cfgs(
-    dict.fromkeys(
-        ("partialformer_b0", "partialformer_b1", "partialformer_b2", "partialformer_b3", "partialformer_b4"), cfg()
-    )
-)
-
-
-@register_model
-def partialformer_b0(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16))
-    return build(PartialFormer, "partialformer_b0", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b1(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16))
-    return build(PartialFormer, "partialformer_b1", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b2(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24))
-    return build(PartialFormer, "partialformer_b2", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b3(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32))
-    return build(PartialFormer, "partialformer_b3", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b4(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48))
-    return build(PartialFormer, "partialformer_b4", pretrained, arch, kwargs)
+SIZES: dict[str, dict[str, Any]] = {
+    "partialformer_b0": dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
+    "partialformer_b1": dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
+    "partialformer_b2": dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24)),
+    "partialformer_b3": dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32)),
+    "partialformer_b4": dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48)),
+}
+__getattr__ = register_sizes(__name__, PartialFormer, SIZES)

@@ -1,24 +1,17 @@
-"""STViT: Vision Transformer with Super Token Sampling (Huang, Zhou, Cao, He, Tan; CVPR 2023, arXiv:2211.11167).
-
-Where the released code and the paper differ, and what is inferred for the isotropic variants: docs/models.md.
-"""
+"""STViT: Vision Transformer with Super Token Sampling (CVPR 2023, arXiv:2211.11167). Readings: docs/models.md."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import DropPath, LayerNorm2d, LayerScale
-from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
 from ..layers.folding import fold_norm, fold_scale_after
-from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, build, cfg, make_stages, same_length
-
-__all__ = ["STViT"]
-
-Cell = int | tuple[int, int]
+from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, drops, make_stages, register_sizes
 
 
 class STViT(StagedBackbone):
@@ -45,7 +38,7 @@ class STViT(StagedBackbone):
         dims: Sizes,
         depths: Sizes,
         heads: Sizes,
-        cells: Sequence[Cell] = (8, 4, 1, 1),
+        cells: Sequence[int | tuple[int, int]] = (8, 4, 1, 1),
         iterations: Sizes = (1, 1, 1, 1),
         mlp_ratio: float = 4.0,
         projection: int = 1024,
@@ -61,21 +54,22 @@ class STViT(StagedBackbone):
         check_choice("stem", stem, ("conv", "patch"))
         check_choice("position", position, ("conv", "relative", "none"))
         check_choice("ffn", ffn, ("conv", "plain"))
-        same_length(dims=dims, depths=depths, heads=heads, cells=cells, iterations=iterations, layer_scale=layer_scale)
 
         def block(i: int, drop_path: float) -> Block:
-            grid = _grid_at_224(i, cells[i]) if position == "relative" else None
-            attn = SuperTokenAttention(dims[i], cells[i], heads[i], iterations[i], qkv_bias, grid)
+            cell, side = cells[i], 56 // 2**i  # of the map of a 224-pixel image
+            h, w = (cell, cell) if isinstance(cell, int) else cell
+            grid = (-(-side // h), -(-side // w)) if position == "relative" else None
+            attn = SuperTokenAttention(dims[i], cell, heads[i], iterations[i], qkv_bias, grid)
             mlp = ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="after" if ffn == "conv" else "none")
-            return Block(dims[i], attn, mlp, layer_scale[i], drop_path, cpe=position == "conv")
+            return Block(attn, mlp, dims[i], layer_scale[i], drop_path, cpe=position == "conv")
 
-        stages = make_stages(
-            depths,
-            drop_path_rate,
-            block=block,
-            downsample=lambda i: ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i])),
-        )
-        first = (ConvStem if stem == "conv" else PatchStem)(in_chans, dims[0])
+        def downsample(i: int) -> ConvNorm:
+            return ConvNorm(dims[i - 1], dims[i], nn.BatchNorm2d(dims[i]))
+
+        per_stage: dict[str, Any] = dict(dims=dims, heads=heads, cells=cells, iterations=iterations)
+        per_stage["layer_scale"] = layer_scale
+        stages = make_stages(depths, drop_path_rate, block=block, downsample=downsample, **per_stage)
+        first = (conv_stem if stem == "conv" else PatchStem)(in_chans, dims[0])
         head = (lambda **kw: ProjectedHead(dims[-1], hidden=projection, act=nn.SiLU, **kw)) if projection else None
         super().__init__(first, stages, dims, head=head, in_chans=in_chans, **common)
 
@@ -119,9 +113,9 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        dim: int,
         attn: SuperTokenAttention,
         mlp: ChannelMlp,
+        dim: int,
         layer_scale: float | None,
         drop_path: float,
         cpe: bool,
@@ -132,16 +126,14 @@ class Block(nn.Module):
         self.attn = attn
         self.norm2 = nn.BatchNorm2d(dim)
         self.mlp = mlp
-        scaled = layer_scale is not None
-        self.apart, self.dropped = scaled, drop_path > 0
-        self.ls1 = LayerScale(dim, layer_scale) if scaled else nn.Identity()
-        self.ls2 = LayerScale(dim, layer_scale) if scaled else nn.Identity()
+        self.apart = layer_scale is not None
+        self.ls1, self.ls2 = (LayerScale(dim, layer_scale or 0) if self.apart else nn.Identity() for _ in range(2))
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cpe(x)
         normed = self.norm1(x).permute(0, 3, 1, 2)
-        if self.apart or (self.dropped and self.training):
+        if self.apart or drops(self.drop_path):
             x = x + self.drop_path(self.ls1(self.attn(normed).permute(0, 2, 3, 1)))
             normed = self.norm2(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             return x + self.drop_path(self.ls2(self.mlp(normed)))
@@ -150,39 +142,27 @@ class Block(nn.Module):
         return self.mlp(normed, x.permute(0, 2, 3, 1))
 
     def reparameterize(self) -> None:
-        """For inference: the second norm into the MLP, layer scales into the projections that precede them.
-
-        The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
-        """
+        """For inference: the second norm into the MLP, layer scales into the projections that precede them."""
         fold_norm(self, "norm2", "mlp.fc1")
+        # The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         folded = [fold_scale_after(self, "attn", "proj", "ls1"), fold_scale_after(self, "mlp", "fc2", "ls2")]
         self.apart = self.apart and not all(folded)
 
     def keep_branches_apart(self) -> None:
-        """From now on the branches give what they add, where they would add it to the residual themselves."""
+        """Let the branches give what they add from now on, where they would add it to the residual themselves."""
         self.apart = True
 
 
-class ConvStem(nn.Module):
+def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
     """Four 3x3 convolutions, each followed by GELU and then BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4).
 
     A norm after the activation cannot be folded into its convolution, nor into the next one, which pads after it.
     """
-
-    def __init__(self, in_chans: int, dim: int):
-        super().__init__()
-        half = dim // 2
-        self.conv1, self.norm1 = nn.Conv2d(in_chans, half, 3, stride=2, padding=1), nn.BatchNorm2d(half)
-        self.conv2, self.norm2 = nn.Conv2d(half, half, 3, padding=1), nn.BatchNorm2d(half)
-        self.conv3, self.norm3 = nn.Conv2d(half, dim, 3, stride=2, padding=1), nn.BatchNorm2d(dim)
-        self.conv4, self.norm4 = nn.Conv2d(dim, dim, 3, padding=1), nn.BatchNorm2d(dim)
-        self.act = nn.GELU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm1(self.act(self.conv1(x)))
-        x = self.norm2(self.act(self.conv2(x)))
-        x = self.norm3(self.act(self.conv3(x)))
-        return self.norm4(self.act(self.conv4(x)))
+    layers, widths = OrderedDict(), (in_chans, dim // 2, dim // 2, dim, dim)
+    for i in range(4):
+        layers[f"conv{i + 1}"] = nn.Conv2d(widths[i], widths[i + 1], 3, stride=2 - i % 2, padding=1)
+        layers[f"act{i + 1}"], layers[f"norm{i + 1}"] = nn.GELU(), nn.BatchNorm2d(widths[i + 1])
+    return nn.Sequential(layers)
 
 
 class PatchStem(nn.Module):
@@ -198,29 +178,10 @@ class PatchStem(nn.Module):
         return self.norm1(self.conv1(nn.functional.pad(x, [0, -W % 4, 0, -H % 4])))
 
 
-def _grid_at_224(stage: int, cell: Cell) -> tuple[int, int]:
-    side = 224 // (4 * 2**stage)
-    h, w = (cell, cell) if isinstance(cell, int) else cell
-    return -(-side // h), -(-side // w)
-
-
 _SCALED = dict(layer_scale=(None, None, 1e-6, 1e-6))
-default_cfgs = generate_default_cfgs(dict.fromkeys(("stvit_small", "stvit_base", "stvit_large"), cfg()))
-
-
-@register_model
-def stvit_small(pretrained: bool = False, **kwargs: Any) -> STViT:
-    arch = dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
-    return build(STViT, "stvit_small", pretrained, arch, kwargs)
-
-
-@register_model
-def stvit_base(pretrained: bool = False, **kwargs: Any) -> STViT:
-    arch = dict(dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), **_SCALED)
-    return build(STViT, "stvit_base", pretrained, arch, kwargs)
-
-
-@register_model
-def stvit_large(pretrained: bool = False, **kwargs: Any) -> STViT:
-    arch = dict(dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), **_SCALED)
-    return build(STViT, "stvit_large", pretrained, arch, kwargs)
+SIZES: dict[str, dict[str, Any]] = {
+    "stvit_small": dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8)),
+    "stvit_base": dict(dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), **_SCALED),
+    "stvit_large": dict(dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), **_SCALED),
+}
+__getattr__ = register_sizes(__name__, STViT, SIZES)

@@ -1,5 +1,7 @@
 """The channel MLP in slices against its own sub-modules called one by one."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,18 +18,13 @@ def plain(mlp: ChannelMlp, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """The composition that the docstring states, on the stored weights alone."""
 
     def convolve(u: Tensor) -> Tensor:
-        y = nn.functional.conv2d(
-            u.permute(0, 3, 1, 2), mlp.dw.weight, mlp.dw.bias, padding=1, groups=len(mlp.dw.weight)
-        )
+        weight = mlp.dw.weight
+        y = nn.functional.conv2d(u.permute(0, 3, 1, 2), weight, mlp.dw.bias, padding=1, groups=len(weight))
         return y.permute(0, 2, 3, 1)
 
     u = mlp.fc1(x)
-    if mlp.depthwise == "before":
-        u = convolve(u)
-    u = nn.functional.gelu(u)
-    if mlp.depthwise == "after":
-        u = u + convolve(u)
-    y = mlp.fc2(u)
+    u = nn.functional.gelu(convolve(u) if mlp.depthwise == "before" else u)
+    y = mlp.fc2(u + convolve(u) if mlp.depthwise == "after" else u)
     return y if residual is None else residual + y
 
 
@@ -49,30 +46,23 @@ def test_forward__equals_its_sub_modules_in_value_and_gradient(depthwise, bias, 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 6), (2, 3)])
 @pytest.mark.parametrize("depthwise", DEPTHWISE)
-def test_forward__maps_smaller_than_the_kernel(depthwise, size):
+def test_forward__maps_smaller_than_the_kernel_and_strided_inputs(depthwise, size):
     mlp = ChannelMlp(4, 8, depthwise=depthwise).double()
     assert_equal_to(plain, mlp, torch.randn(2, *size, 4, dtype=torch.float64), tolerance=1e-12)
-
-
-@pytest.mark.parametrize("depthwise", DEPTHWISE)
-def test_forward__strided_inputs(depthwise):
-    """Maps that are channels-first in memory, as after a permuted norm."""
-    mlp = ChannelMlp(6, 10, depthwise=depthwise).double()
-    x, residual = torch.randn(2, 3, 6, 5, 7, dtype=torch.float64).transpose(2, 4)
+    # Maps that are channels-first in memory, as after a permuted norm.
+    x, residual = torch.randn(2, 3, 4, *size, dtype=torch.float64).permute(0, 1, 3, 4, 2)
     torch.testing.assert_close(mlp(x, residual), plain(mlp, x, residual), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("depthwise", DEPTHWISE)
 def test_forward__leaves_its_inputs_alone_and_is_the_same_without_gradient(depthwise, slices):
-    mlp = ChannelMlp(6, 10, depthwise=depthwise)
-    x, residual = torch.randn(2, 3, 5, 7, 6)
-    before = x.clone(), residual.clone()
-    expected = mlp(x, residual)
+    mlp, inputs = ChannelMlp(6, 10, depthwise=depthwise), torch.randn(2, 3, 5, 7, 6)
+    before, expected = inputs.clone(), mlp(*inputs)
     assert expected.requires_grad
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            torch.testing.assert_close(mlp(x, residual), expected, rtol=0, atol=1e-6)
-    assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+            torch.testing.assert_close(mlp(*inputs), expected, rtol=0, atol=1e-6)
+    assert torch.equal(inputs, before)
 
 
 @pytest.mark.parametrize("frozen", ["fc1", "dw", "fc2", "bias", "weight", ""])
@@ -87,33 +77,28 @@ def test_backward__frozen_parameters(depthwise, frozen):
 def test_backward__input_without_gradient():
     mlp = ChannelMlp(6, 10, depthwise="after").double()
     x, residual = torch.randn(2, 2, 3, 5, 6, dtype=torch.float64)
-    mlp(x, residual).square().sum().backward()
-    got = {name: p.grad for name, p in mlp.named_parameters()}
-    expected = torch.autograd.grad(plain(mlp, x, residual).square().sum(), list(mlp.parameters()))
-    for (name, gradient), other in zip(got.items(), expected, strict=True):
-        assert_close(gradient, other, name, 1e-12)
+    results = [function(x, residual).square().sum() for function in (mlp, partial(plain, mlp))]
+    got, expected = (torch.autograd.grad(result, list(mlp.parameters())) for result in results)
+    for gradient, other in zip(got, expected, strict=True):
+        assert_close(gradient, other, "gradient", 1e-12)
 
 
-@pytest.mark.parametrize("part", ["fc1", "dw", "act", "fc2"])
-def test_hooks__on_a_sub_module_are_called_and_may_change_its_output(part):
-    mlp = ChannelMlp(6, 10, depthwise="after")
-    x = torch.randn(2, 3, 5, 6)
+@pytest.mark.parametrize("part", ["fc1", "act", "dw", "fc2"])
+def test_hooks__on_a_sub_module_see_the_whole_batch_and_may_change_its_output(part):
+    mlp, seen = ChannelMlp(6, 10, depthwise="after"), []
+    y = x = torch.randn(5, 3, 5, 6)
     untouched = mlp(x)
-    handle = getattr(mlp, part).register_forward_hook(lambda module, inputs, output: output * 0)
-    steps = {"fc1": 0, "dw": 2, "act": 1, "fc2": 3}
-    layers = [mlp.fc1, mlp.act, mlp.dw, mlp.fc2]
-    y = x
-    for i, layer in enumerate(layers):
-        y = layer.forward(y) * (i != steps[part])
-    torch.testing.assert_close(mlp(x), y)
-    handle.remove()
+    for name in ("fc1", "act", "dw", "fc2"):
+        y = mlp.get_submodule(name).forward(y) * (name != part)
+    with getattr(mlp, part).register_forward_hook(lambda _, inputs, output: seen.append(len(output)) or output * 0):
+        torch.testing.assert_close(mlp(x), y)
     torch.testing.assert_close(mlp(x), untouched)
+    assert seen == [5]
 
 
 @pytest.mark.parametrize("kind", ["forward_pre", "full_backward", "full_backward_pre"])
 def test_hooks__of_every_kind_are_called(kind):
-    mlp = ChannelMlp(6, 10)
-    calls = []
+    mlp, calls = ChannelMlp(6, 10), []
     getattr(mlp.fc1, f"register_{kind}_hook")(lambda *_: calls.append(kind))
     mlp(torch.randn(2, 3, 5, 6, requires_grad=True)).sum().backward()
     assert calls == [kind]
@@ -138,33 +123,24 @@ class Doubled(nn.Module):
         return 2 * self.layer(x)
 
 
-def wrapped(mlp: ChannelMlp) -> None:
-    mlp.fc1 = Doubled(mlp.fc1)
+def with_a_forward_of_its_own(layer: nn.Module) -> nn.Module:
+    original = layer.forward
+    layer.forward = lambda x: 2 * original(x)
+    return layer
 
 
-def with_a_forward_of_its_own(mlp: ChannelMlp) -> None:
-    original = mlp.fc1.forward
-    mlp.fc1.forward = lambda x: 2 * original(x)
+def parametrized(layer: nn.Module) -> nn.Module:
+    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled(nn.Identity()))
+    nn.utils.parametrize.register_parametrization(layer, "bias", Doubled(nn.Identity()))
+    return layer
 
 
-def parametrized(mlp: ChannelMlp) -> None:
-    nn.utils.parametrize.register_parametrization(mlp.fc1, "weight", Doubled(nn.Identity()))
-
-
-@pytest.mark.parametrize("replace", [wrapped, with_a_forward_of_its_own, parametrized])
-def test_replaced_sub_module__is_called(replace):
-    mlp = ChannelMlp(6, 10)
-    nn.init.zeros_(mlp.fc1.bias)
-    x = torch.randn(2, 3, 5, 6)
-    expected = mlp.fc2(mlp.act(2 * mlp.fc1(x)))
-    replace(mlp)
-    torch.testing.assert_close(mlp(x), expected)
-
-
-def test_replaced_sub_module__is_called__at_the_end():
+@pytest.mark.parametrize("name", ["fc1", "fc2"])
+@pytest.mark.parametrize("replace", [Doubled, with_a_forward_of_its_own, parametrized])
+def test_replaced_sub_module__is_called(replace, name):
     mlp, x = ChannelMlp(6, 10), torch.randn(2, 3, 5, 6)
-    expected = 2 * mlp(x)
-    mlp.fc2 = Doubled(mlp.fc2)
+    expected = 2 * mlp(x) if name == "fc2" else mlp.fc2(mlp.act(2 * mlp.fc1(x)))
+    setattr(mlp, name, replace(getattr(mlp, name)))
     torch.testing.assert_close(mlp(x), expected)
 
 

@@ -20,15 +20,9 @@ def pair(
 ) -> tuple[PartialAttention, nn.Module]:
     """Ours and the reference, both in float64, on weights that are far from their initial values."""
     ours = randomize(PartialAttention(dim, heads, foreground, **switches).double())
-    slow = reference.PartialAttention(
-        dim,
-        heads,
-        ours.head_expansion,
-        switches.get("channel_hidden"),
-        bg_identity=ours.background_identity,
-        project_all=ours.project_all,
-    )
-    return ours, slow.double()
+    same = dict(bg_identity=ours.background_identity, project_all=ours.project_all)
+    hidden = switches.get("channel_hidden")
+    return ours, reference.PartialAttention(dim, heads, ours.head_expansion, hidden, **same).double()
 
 
 def distinct_scores(*shape: int) -> Tensor:
@@ -37,14 +31,8 @@ def distinct_scores(*shape: int) -> Tensor:
 
 def assert_agrees(ours: PartialAttention, slow: nn.Module, x: Tensor, scores: Tensor, n: int) -> None:
     assert ours.foreground_count(x.shape[1]) == n
-    assert_same_function(
-        ours,
-        slow,
-        x,
-        run_ours=lambda module, x: module(x, scores),
-        run_reference=lambda module, x: module(x, scores, n),
-        tolerance=1e-10,
-    )
+    runs = dict(run_ours=lambda layer, x: layer(x, scores), run_reference=lambda layer, x: layer(x, scores, n))
+    assert_same_function(ours, slow, x, **runs, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("project_all", [False, True])
@@ -90,25 +78,18 @@ def test_forward__of_equal_scores_the_lower_raster_index_is_foreground():
 
 
 @pytest.mark.parametrize("background_identity", [False, True])
-def test_forward__moving_the_tokens_moves_the_result(background_identity):
+def test_forward__moving_the_tokens_moves_the_result_and_images_do_not_see_each_other(background_identity):
     ours, _ = pair(foreground=(1, 4), background_identity=background_identity)
-    x, scores = torch.randn(2, 20, 12, dtype=torch.float64), distinct_scores(2, 20)
-    order = torch.randperm(20)
-    assert_close(ours(x[:, order], scores[:, order]), ours(x, scores)[:, order], "moved", 1e-12)
-
-
-def test_forward__images_do_not_see_each_other():
-    ours, _ = pair()
     x, scores = torch.randn(8, 20, 12, dtype=torch.float64), distinct_scores(8, 20)
-    singles = torch.cat([ours(x[i : i + 1], scores[i : i + 1]) for i in range(8)])
-    assert_close(ours(x, scores), singles, "batch", 1e-12)
+    y, order = ours(x, scores), torch.randperm(20)
+    assert_close(ours(x[:, order], scores[:, order]), y[:, order], "moved", 1e-12)
+    assert_close(torch.cat([ours(x[i : i + 1], scores[i : i + 1]) for i in range(8)]), y, "alone", 1e-12)
 
 
 def test_forward__only_the_order_of_the_scores_matters_and_they_get_no_gradient():
     ours, _ = pair()
     x, scores = torch.randn(2, 20, 12, dtype=torch.float64, requires_grad=True), distinct_scores(2, 20)
-    scores.requires_grad_()
-    y = ours(x, scores)
+    y = ours(x, scores.requires_grad_())
     assert torch.equal(ours(x, scores.exp() - 3), y)
     y.sum().backward()
     assert scores.grad is None and x.grad.abs().min() > 0
@@ -133,13 +114,10 @@ def test_foreground_count__of_the_four_stages(grid, expected):
 @pytest.mark.parametrize("switches", [{}, dict(foreground_limit=4), dict(background_required=False)])
 @pytest.mark.parametrize("foreground", [(16, 49), (1, 1), (5, 0), (1, 1000)])
 def test_foreground_count__agrees_with_exact_fractions(foreground, switches):
-    layer = PartialAttention(8, 2, foreground, **switches)
+    layer, (n, of) = PartialAttention(8, 2, foreground, **switches), foreground
+    limits = of == 0, "background_required" in switches, switches.get("foreground_limit")
     for tokens in range(1, 60):
-        n, of = foreground
-        expected = reference.foreground_count(
-            tokens, n, of or 1, of == 0, "background_required" in switches, switches.get("foreground_limit")
-        )
-        assert layer.foreground_count(tokens) == expected
+        assert layer.foreground_count(tokens) == reference.foreground_count(tokens, n, of or 1, *limits)
 
 
 @settings(max_examples=60, deadline=None)
@@ -148,21 +126,19 @@ def test_select_foreground__is_a_stable_sort(data):
     B, N = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
     values = st.sampled_from([-1.5, 0.0, 0.25, 7.0])  # many ties
     rows = data.draw(st.lists(st.lists(values, min_size=N, max_size=N), min_size=B, max_size=B))
-    n = data.draw(st.integers(1, N))
-    expected = [b * N + i for b, row in enumerate(rows) for i in sorted(range(N), key=lambda i: (-row[i], i))[:n]]
-    chosen = select_foreground(torch.tensor(rows), n)
-    assert chosen.shape == (B * n,)
-    assert [sorted(part) for part in chosen.view(B, n).tolist()] == [
-        sorted(expected[b * n : (b + 1) * n]) for b in range(B)
-    ]
+    assert_stable(torch.tensor(rows), data.draw(st.integers(1, N)))
 
 
 @pytest.mark.parametrize("N", [1000, 3136])
 def test_select_foreground__long_rows_with_ties(N):
-    scores = torch.randint(0, 30, (2, N)).float()
-    n = N // 20
-    expected = [b * N + i for b in range(2) for i in sorted(range(N), key=lambda i: (-scores[b, i].item(), i))[:n]]
-    assert sorted(select_foreground(scores, n).tolist()) == sorted(expected)
+    assert_stable(torch.randint(0, 30, (2, N)).float(), N // 20)
+
+
+def assert_stable(scores: Tensor, n: int) -> None:
+    (B, N), rows = scores.shape, scores.tolist()
+    chosen = [sorted(range(N), key=lambda i, row=row: (-row[i], i))[:n] for row in rows]
+    expected = [sorted(b * N + i for i in row) for b, row in enumerate(chosen)]
+    assert select_foreground(scores, n).view(B, n).sort(1).values.tolist() == expected
 
 
 def test_macs__example_of_the_paper():
@@ -190,19 +166,17 @@ def test_reset_parameters__starts_as_ordinary_attention():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(dim=10, heads=3, foreground=(1, 4)), "dim=10 does not split into heads=3; choose a divisor of 10"),
-        (dict(dim=10, heads=0, foreground=(1, 4)), "dim=10 does not split into heads=0"),
-        (dict(dim=8, heads=2, foreground=(0, 4)), r"foreground=\(0, 4\) is not a pair \(n, of\) with n of at least 1"),
-        (dict(dim=8, heads=2, foreground=(1, -4)), r"foreground=\(1, -4\) is not a pair"),
-        (dict(dim=8, heads=2, foreground=(1, 2, 3)), r"foreground=\(1, 2, 3\) is not a pair"),
-        (
-            dict(dim=8, heads=2, foreground=(1, 4), head_expansion=0),
-            "head_expansion=0 leaves no head; choose 1 or more",
-        ),
+        (dict(dim=10, heads=3), "dim=10 does not split into heads=3; choose a divisor of 10"),
+        (dict(dim=10, heads=0), "dim=10 does not split into heads=0"),
+        (dict(foreground=(0, 4)), r"foreground=\(0, 4\) is not a pair \(n, of\) with n of at least 1"),
+        (dict(foreground=(1, -4)), r"foreground=\(1, -4\) is not a pair"),
+        (dict(foreground=(1, 2, 3)), r"foreground=\(1, 2, 3\) is not a pair"),
+        (dict(foreground_limit=0), "foreground_limit=0 leaves no token; choose 1 or more, or None"),
+        (dict(head_expansion=0), "head_expansion=0 leaves no head; choose 1 or more"),
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):
-    refused(words, PartialAttention, **arguments)
+    refused(words, PartialAttention, **(dict(dim=8, heads=2, foreground=(1, 4)) | arguments))
 
 
 @pytest.mark.parametrize("budget", [1, 2 * 12 * 13 * 8 * 5])  # bytes: a query at a time; five, the last slice shorter

@@ -2,82 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 import broadsight
-from broadsight.layers import SuperTokenAttention
+from broadsight.layers import RelativePositionBias, SuperTokenAttention
 from broadsight.layers.super_token import sample
-from tests.compare import saved_bytes
+from tests.compare import assert_close, assert_same_function, saved_bytes
+from tests.reference import stvit as reference
 from tests.refusals import refused
-
-
-def reference(layer: SuperTokenAttention, x: Tensor) -> Tensor:
-    """Pixel by pixel and neighbour by neighbour, on (B, C, H, W)."""
-    B, C, H, W = x.shape
-    h, w = layer.cell
-    p, q = -(-H // h), -(-W // w)
-    padded = torch.zeros(B, C, p * h, q * w, dtype=x.dtype)
-    padded[:, :, :H, :W] = x.detach()
-    tokens = torch.stack(
-        [padded[:, :, i * h : (i + 1) * h, j * w : (j + 1) * w].mean((2, 3)) for i in range(p) for j in range(q)], -1
-    ).view(B, C, p, q)
-
-    def around(i: int, j: int) -> list[tuple[int, int] | None]:
-        places = [(i + di, j + dj) for di in (-1, 0, 1) for dj in (-1, 0, 1)]
-        return [place if 0 <= place[0] < p and 0 <= place[1] < q else None for place in places]
-
-    def gather(tokens: Tensor, i: int, j: int) -> Tensor:  # B 9 C
-        zero = torch.zeros(B, C, dtype=x.dtype)
-        return torch.stack([zero if place is None else tokens[:, :, place[0], place[1]] for place in around(i, j)], 1)
-
-    def sums(values: Tensor, share: dict) -> tuple[Tensor, Tensor]:
-        total = [[torch.zeros(B, C, dtype=x.dtype) for _ in range(q)] for _ in range(p)]
-        mass = torch.full((B, 1, p, q), 1e-12, dtype=x.dtype)
-        for y in range(p * h):
-            for z in range(q * w):
-                for k, place in enumerate(around(y // h, z // w)):
-                    if place is not None:
-                        total[place[0]][place[1]] = (
-                            total[place[0]][place[1]] + share[y, z][:, k, None] * values[:, :, y, z]
-                        )
-                        mass[:, 0, place[0], place[1]] += share[y, z][:, k]
-        return torch.stack([torch.stack(row, -1) for row in total], -2), mass
-
-    share: dict = {}
-    for iteration in range(layer.iterations):
-        if iteration:
-            total, mass = sums(padded, share)
-            tokens = total / mass
-        share = {
-            (y, z): (C**-0.5 * torch.einsum("bkc,bc->bk", gather(tokens, y // h, z // w), padded[:, :, y, z])).softmax(
-                1
-            )
-            for y in range(p * h)
-            for z in range(q * w)
-        }
-    values = torch.nn.functional.pad(x, (0, q * w - W, 0, p * h - H))
-    total, mass = sums(values, share)
-    tokens = attend(layer, total / mass)
-    rows = [
-        torch.stack([torch.einsum("bk,bkc->bc", share[y, z], gather(tokens, y // h, z // w)) for z in range(W)], -1)
-        for y in range(H)
-    ]
-    return torch.stack(rows, -2)
-
-
-def attend(layer: SuperTokenAttention, x: Tensor) -> Tensor:
-    B, C, p, q = x.shape
-    heads, d = layer.heads, C // layer.heads
-    qkv = torch.einsum("oc,bcn->bon", layer.qkv.weight, x.flatten(2))
-    if layer.qkv.bias is not None:
-        qkv = qkv + layer.qkv.bias[:, None]
-    out = []
-    for head in range(heads):
-        query, key, value = qkv[:, head * 3 * d : (head + 1) * 3 * d].split(d, 1)
-        weights = (torch.einsum("bdn,bdm->bnm", query, key) * d**-0.5).softmax(-1)
-        out.append(torch.einsum("bnm,bdm->bdn", weights, value))
-    y = torch.einsum("oc,bcn->bon", layer.proj.weight, torch.cat(out, 1)) + layer.proj.bias[:, None]
-    return y.view(B, C, p, q)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +22,9 @@ def attend(layer: SuperTokenAttention, x: Tensor) -> Tensor:
     ],
 )
 def test_agrees_with_the_slow_reference_in_value_and_gradient(cell, heads, iterations, qkv_bias, size):
-    layer = SuperTokenAttention(12, cell, heads, iterations, qkv_bias).double()
-    x = torch.randn(2, 12, *size, dtype=torch.float64, requires_grad=True)
-    slow = attend(layer, x) if cell == (1, 1) else reference(layer, x)
-    fast = layer(x)
-    torch.testing.assert_close(fast, slow, rtol=1e-11, atol=1e-12)
-    cotangent = torch.randn_like(fast)
-    inputs = [x, *layer.parameters()]
-    for got, expected in zip(
-        torch.autograd.grad(fast, inputs, cotangent), torch.autograd.grad(slow, inputs, cotangent), strict=True
-    ):
-        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+    arguments = 12, cell, heads, iterations, qkv_bias
+    ours, slow = SuperTokenAttention(*arguments).double(), reference.Attention(*arguments).double()
+    assert_same_function(ours, slow, torch.randn(2, 12, *size, dtype=torch.float64), tolerance=1e-10)
 
 
 @pytest.mark.parametrize("name", ["a", "iter2", "single"])
@@ -134,22 +57,14 @@ def test_golden_association(golden):
 
 
 @pytest.mark.parametrize("cell", [1, 3])
-def test_memory_format_in_is_memory_format_out(cell):
-    layer = SuperTokenAttention(8, cell, 2)
-    x = torch.randn(2, 8, 7, 5)
-    plain, last = layer(x), layer(x.to(memory_format=torch.channels_last))
-    assert plain.is_contiguous()
-    assert last.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(plain, last)
-
-
-@pytest.mark.parametrize("cell", [1, 3])
-def test_views_with_odd_strides_are_read_right(cell):
+def test_memory_format_in_is_memory_format_out_and_views_are_read_right(cell):
     layer = SuperTokenAttention(8, cell, 2)
     wide = torch.randn(2, 8, 7, 10)
+    plain, last = layer(wide), layer(wide.to(memory_format=torch.channels_last))
+    assert plain.is_contiguous() and last.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(plain, last)
     for view in (wide[..., ::2], wide[:1].expand(2, -1, -1, -1), wide.mT, wide[:, :, 1:4, 2:]):
-        x = view.detach().requires_grad_()
-        expected = view.contiguous().requires_grad_()
+        x, expected = view.detach().requires_grad_(), view.contiguous().requires_grad_()
         torch.testing.assert_close(layer(x), layer(expected))
         layer(x).square().sum().backward()
         layer(expected).square().sum().backward()
@@ -174,3 +89,54 @@ def test_keeps_nothing_but_shares_of_the_pixels_for_backward():
 )
 def test_wrong_arguments_are_refused(arguments, words):
     refused(words, SuperTokenAttention, **arguments)
+
+
+# ---- the relative position bias
+
+
+@pytest.mark.parametrize("grid", [(3, 4), (1, 5), (2, 1), (1, 1)])
+def test_position__reference_grid_is_read_without_rounding(grid):
+    H, W = grid
+    layer = RelativePositionBias(2, grid)
+    bias = layer(H, W)
+    assert bias.shape == (2, H * W, H * W)
+    for query in range(H * W):
+        for key in range(H * W):
+            dy, dx = query // W - key // W, query % W - key % W
+            assert torch.equal(bias[:, query, key], layer.table[:, dy + H - 1, dx + W - 1])
+
+
+@pytest.mark.parametrize("size", [(2, 3), (3, 5), (7, 2), (1, 4), (5, 1), (1, 1)])
+def test_position__other_grids_resize_the_table_bilinearly(size):
+    """A table that is linear in the offset stays linear: corners stay the largest offsets, the centre stays zero."""
+    layer = RelativePositionBias(1, (3, 4)).double()
+    dy = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+    dx = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    layer.table.data = (3 * dy + 5 * dx + 2 * dy * dx)[None]
+    H, W = size
+    bias = layer(H, W)
+    assert bias.shape == (1, H * W, H * W)
+    for query in range(H * W):
+        for key in range(H * W):
+            y, x = (query // W - key // W) / max(1, H - 1), (query % W - key % W) / max(1, W - 1)
+            assert bias[0, query, key].item() == pytest.approx(3 * y + 5 * x + 2 * y * x, abs=1e-12)
+
+
+def test_position__gradient_counts_the_pairs_of_every_offset():
+    layer = RelativePositionBias(1, (2, 3)).double()
+    layer(2, 3).sum().backward()
+    # An offset (dy, dx) occurs (2 - |dy|) * (3 - |dx|) times.
+    assert layer.table.grad.tolist() == [[[1, 2, 3, 2, 1], [2, 4, 6, 4, 2], [1, 2, 3, 2, 1]]]
+
+
+def test_position__attention_adds_the_bias_to_the_scaled_logits():
+    layer = SuperTokenAttention(8, 1, 2, relative_grid=(3, 2)).double()
+    torch.nn.init.normal_(layer.position.table)
+    x = torch.randn(2, 8, 3, 2, dtype=torch.float64)
+    tokens = x.flatten(2).mT
+    bias, out = layer.position(3, 2), []
+    for head, rows in enumerate(layer.qkv(tokens).chunk(2, -1)):  # each head's query, key and value side by side
+        q, k, v = rows.split(4, -1)
+        out.append((q @ k.mT / 2 + bias[head]).softmax(-1) @ v)
+    expected = layer.proj(torch.cat(out, -1)).mT.reshape(x.shape)
+    assert_close(layer(x), expected, "output", 1e-12)

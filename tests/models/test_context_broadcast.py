@@ -1,6 +1,7 @@
 """The models of the context broadcasting paper: timm's, with context in their blocks and all else as timm has it."""
 
-from functools import cache
+from functools import cache, partial
+from itertools import product
 
 import pytest
 import timm
@@ -45,33 +46,31 @@ def broadcasts(model: nn.Module) -> dict[str, ContextBroadcast]:
 
 
 def test_names__of_the_design_and_of_timm():
-    sizes = ("tiny", "small", "base")
-    for kind in ("cb", "cb_s"):
-        for size in sizes:
-            assert {f"vit_{size}_{kind}", f"vit_{size}_patch16_224_{kind}"} <= set(NAMES)
-            assert {f"deit_{size}_distilled_{kind}", f"deit_{size}_distilled_patch16_224_{kind}"} <= set(NAMES)
-    assert {"pvt_v2_b0_cb", "swin_tiny_cb"} <= set(NAMES)
-    assert set(NAMES) == {*MODELS, *ALIASES}
+    wanted = {"pvt_v2_b0_cb", "swin_tiny_cb"}
+    for kind, size in product(("cb", "cb_s"), ("tiny", "small", "base")):
+        wanted |= {f"vit_{size}_{kind}", f"vit_{size}_patch16_224_{kind}"}
+        wanted |= {f"deit_{size}_distilled_{kind}", f"deit_{size}_distilled_patch16_224_{kind}"}
+    assert wanted <= set(NAMES) == {*MODELS, *ALIASES}
     assert not set(NAMES) & {model.base for model in MODELS.values()}  # timm's own stay timm's
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "place", "channels"),
     [
-        ("vit_small_cb", "cb", "blocks.{}.mlp.fc2", 384),
-        ("vit_small_patch16_224_cb_s", "scaled", "blocks.{}.mlp.fc2", 384),
-        ("vit_small_cb_attn", "cb", "blocks.{}.attn.proj", 384),
-        ("vit_small_cb_front", "cb", "blocks.{}.mlp", 384),
-        ("vit_small_cb_mid", "cb", "blocks.{}.mlp.fc2", 1536),
-        ("vit_small_cb_gate", "gate", "blocks.{}.mlp.fc2", 384),
-        ("vit_small_cb_gate_front", "gate", "blocks.{}.mlp", 384),
-        ("vit_small_cb_hybrid_attn", "hybrid", "blocks.{}.attn.proj", 384),
-        ("vit_small_cb_hybrid_mid", "hybrid", "blocks.{}.mlp.fc2", 1536),
+        ("vit_small_cb", "cb", "mlp.fc2", 384),
+        ("vit_small_patch16_224_cb_s", "scaled", "mlp.fc2", 384),
+        ("vit_small_cb_attn", "cb", "attn.proj", 384),
+        ("vit_small_cb_front", "cb", "mlp", 384),
+        ("vit_small_cb_mid", "cb", "mlp.fc2", 1536),
+        ("vit_small_cb_gate", "gate", "mlp.fc2", 384),
+        ("vit_small_cb_gate_front", "gate", "mlp", 384),
+        ("vit_small_cb_hybrid_attn", "hybrid", "attn.proj", 384),
+        ("vit_small_cb_hybrid_mid", "hybrid", "mlp.fc2", 1536),
     ],
 )
 def test_rows__broadcast_where_the_tables_say(name, kind, place, channels):
     found = broadcasts(timm.create_model(name, device="meta"))
-    assert list(found) == [f"{place.format(block)}.context_broadcast" for block in range(12)]
+    assert list(found) == [f"blocks.{block}.{place}.context_broadcast" for block in range(12)]
     assert {(module.kind, module.dim, module.class_token) for module in found.values()} == {(kind, channels, True)}
 
 
@@ -88,52 +87,38 @@ def _keys(base: str) -> set[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_descriptions__name_parts_that_exist(name):
     cfg = get_pretrained_cfg(name)
-    assert cfg is not None
     assert (cfg.url, cfg.hf_hub_id, cfg.num_classes, cfg.input_size) == ("", None, 1000, (3, 224, 224))
-    model = MODELS[ALIASES.get(name, name)]
-    keys = _keys(model.base)
     classifiers = (cfg.classifier,) if isinstance(cfg.classifier, str) else cfg.classifier
-    assert f"{cfg.first_conv}.weight" in keys
-    assert all(f"{classifier}.weight" in keys for classifier in classifiers)
+    assert {f"{layer}.weight" for layer in (cfg.first_conv, *classifiers)} <= _keys(
+        MODELS[ALIASES.get(name, name)].base
+    )
 
 
 @each
 def test_keys__are_those_of_the_base_and_the_scales(name):
     inner = MODELS[ALIASES.get(name, name)]
     base = timm.create_model(inner.base, num_classes=7, **SHRUNK[name]).eval()
-    model = _template(name)
-    scales = {f"{place}.scale" for place in broadcasts(model)} if inner.kind == "scaled" else set()
-    assert set(model.state_dict()) - set(base.state_dict()) == scales
-    assert set(base.state_dict()) <= set(model.state_dict())
     torch.manual_seed(1)
     fresh = timm.create_model(name, num_classes=7, **SHRUNK[name]).eval()
     missing, unexpected = fresh.load_state_dict(base.state_dict(), strict=False)
-    assert set(missing) == scales
+    assert set(missing) == ({f"{place}.scale" for place in broadcasts(fresh)} if inner.kind == "scaled" else set())
     assert not unexpected
-    with torch.no_grad():
-        x = images(2, 3, 224, 224)
-        same = torch.equal(fresh(x), base(x))
-    assert same == (inner.kind == "scaled")
+    x = images(2, 3, 224, 224)
+    assert torch.equal(fresh(x), base(x)) == (inner.kind == "scaled")
 
 
 @each
-def test_contract__sizes_classes_channels(name):
+@torch.no_grad()
+def test_contract__sizes_classes_channels_and_features(name):
     model = _template(name)
-    with torch.no_grad():
-        assert model(images(2, 3, 160, 192)).shape == (2, 7)  # any size, whatever the base was built for
-        features = model.forward_features(images(1, 3, 224, 224))
-        assert_close(model.forward_head(features), model(images(1, 3, 224, 224)))
+    assert model(images(2, 3, 160, 192)).shape == (2, 7)  # any size, whatever the base was built for
+    features = model.forward_features(images(1, 3, 224, 224))
+    assert_close(model.forward_head(features), model(images(1, 3, 224, 224)))
     model = timm.create_model(name, in_chans=1, num_classes=0, **SHRUNK[name]).eval()
-    with torch.no_grad():
-        assert model(images(1, 1, 224, 224)).shape == (1, model.num_features)
+    assert model(images(1, 1, 224, 224)).shape == (1, model.num_features)
     model.reset_classifier(3)
     assert model(images(1, 1, 224, 224)).shape == (1, 3)
-    assert model.pretrained_cfg["architecture"] == name
-    assert broadcasts(model)
-
-
-@each
-def test_contract__features(name):
+    assert model.pretrained_cfg["architecture"] == name and broadcasts(model)
     model = timm.create_model(name, features_only=True, **SHRUNK[name])
     maps = model(images(1, 3, 224, 224))
     assert [x.shape[1] for x in maps] == model.feature_info.channels()
@@ -152,47 +137,43 @@ def test_contract__layer_decay_takes_the_scales_with_their_blocks():
 
 
 @pytest.mark.parametrize("size", [224, 160])
+@torch.no_grad()
 def test_weights__a_file_of_ours_loads_at_other_sizes(tmp_path, size):
     torch.manual_seed(0)
-    model = randomize(timm.create_model("vit_tiny_cb_s", depth=2, num_classes=7)).eval()
+    options = dict(depth=2, num_classes=7)
+    model = randomize(timm.create_model("vit_tiny_cb_s", **options)).eval()
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    overlay = dict(file=str(tmp_path / "weights.safetensors"), num_classes=7)
-    options = dict(pretrained=True, pretrained_cfg_overlay=overlay, depth=2, num_classes=7, img_size=size)
-    loaded = timm.create_model("vit_tiny_cb_s", **options).eval()
-    scales = [one.blocks[1].mlp.fc2.context_broadcast.scale for one in (loaded, model)]
-    assert torch.equal(*scales)
-    with torch.no_grad():
-        x = images(1, 3, size, size)
-        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
+    options |= dict(pretrained_cfg_overlay=dict(file=str(tmp_path / "weights.safetensors"), num_classes=7))
+    loaded = timm.create_model("vit_tiny_cb_s", pretrained=True, img_size=size, **options).eval()
+    assert torch.equal(*(one.blocks[1].mlp.fc2.context_broadcast.scale for one in (loaded, model)))
+    x = images(1, 3, size, size)
+    torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
 def test_weights__a_saved_folder_loads(tmp_path):
     torch.manual_seed(0)
     model = randomize(timm.create_model("deit_tiny_distilled_cb_s", depth=2, num_classes=7)).eval()
     save_for_hf(model, tmp_path, model_args=dict(depth=2), safe_serialization=True)
     loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    with torch.no_grad():
-        x = images(1, 3, 224, 224)
-        assert torch.equal(loaded(x), model(x))
+    x = images(1, 3, 224, 224)
+    assert torch.equal(loaded(x), model(x))
 
 
 def test_arguments__another_kind_or_place_but_no_weights():
-    model = timm.create_model("vit_tiny_cb", depth=2, kind="scaled", branch="attn", position="mid")
-    assert [(name, module.kind) for name, module in broadcasts(model).items()] == [
-        (f"blocks.{block}.attn.proj.context_broadcast", "scaled") for block in range(2)
-    ]
-    make = timm.create_model
-    refused("unknown position 'middle'; did you mean 'mid'", make, "vit_tiny_cb", depth=2, position="middle")
-    refused("unexpected keyword argument 'bananas'", timm.create_model, "vit_tiny_cb", bananas=3)
-    words = "No pretrained weights exist for vit_tiny_cb"
-    refused(words, timm.create_model, "vit_tiny_cb", error=RuntimeError, pretrained=True)
+    make = partial(timm.create_model, "vit_tiny_cb")
+    model = make(depth=2, kind="scaled", branch="attn", position="mid")
+    places = [f"blocks.{block}.attn.proj.context_broadcast" for block in range(2)]
+    assert [(name, module.kind) for name, module in broadcasts(model).items()] == [(p, "scaled") for p in places]
+    refused("unknown position 'middle'; did you mean 'mid'", make, depth=2, position="middle")
+    refused("unexpected keyword argument 'bananas'", make, bananas=3)
+    refused("No pretrained weights exist for vit_tiny_cb", make, error=RuntimeError, pretrained=True)
 
 
 def test_arguments__device_and_dtype():
-    model = timm.create_model("vit_tiny_cb_s", depth=1, dtype=torch.bfloat16)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    model = timm.create_model("vit_tiny_cb_s", device="meta")
-    assert all(p.is_meta for p in model.parameters())
+    narrow = timm.create_model("vit_tiny_cb_s", depth=1, dtype=torch.bfloat16)
+    assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
+    assert all(p.is_meta for p in timm.create_model("vit_tiny_cb_s", device="meta").parameters())
 
 
 def test_distilled__both_classifiers_learn():

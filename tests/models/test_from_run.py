@@ -17,6 +17,7 @@ from broadsight.runs.dense_model import open_dense
 from broadsight.weights.teacher import load_teacher
 from fuzz import run_folders
 from fuzz.watching import CANARY, Violation, refused
+from tests.refusals import refused as refused_call
 
 from ..training.small_runs import fill, leave_run, refusal
 
@@ -51,6 +52,10 @@ def hostile(folder, config):
     return folder
 
 
+def refusal_to_open(folder, dense: bool = False) -> str:
+    return refusal(lambda: (open_dense if dense else open_classifier)(folder, device="cpu"))
+
+
 def changed(config, *path, value):
     return run_folders._with(config, path, value)
 
@@ -61,8 +66,8 @@ def test_sound_folders__are_opened(tmp_path):
         folder = hostile(tmp_path / name, getattr(run_folders, name))
         ours = open_classifier(folder, device="cpu").model
         timms = timm.create_model(f"local-dir:{folder}", pretrained=True)
-        teacher = load_teacher(folder).eval()
-        assert torch.equal(ours(images), timms.eval()(images)) and torch.equal(ours(images), teacher(images))
+        for other in (timms.eval(), load_teacher(folder).eval()):
+            assert torch.equal(ours(images), other(images))
         assert ours.pretrained_cfg["mean"] == (0.5,) * 3
     dense = open_dense(hostile(tmp_path / "dense", run_folders.DENSE), device="cpu")
     assert dense.classes == ("a", "b") and dense.model.pretrained_cfg["input_size"] == (3, 32, 32)
@@ -71,17 +76,12 @@ def test_sound_folders__are_opened(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["PLAIN", "EDITED", "DENSE"])
 def test_names__only_registered_ones(tmp_path, offline, kind, name):
-    config = getattr(run_folders, kind)
-    config = (
-        config | dict(architecture=name) if kind == "PLAIN" else changed(config, "model_args", "backbone", value=name)
-    )
-    folder = hostile(tmp_path / "run", config)
-    opened = open_dense if kind == "DENSE" else open_classifier
-    said = refusal(lambda: opened(folder, device="cpu"))
+    place = ("architecture",) if kind == "PLAIN" else ("model_args", "backbone")
+    folder = hostile(tmp_path / "run", changed(getattr(run_folders, kind), *place, value=name))
+    said = refusal_to_open(folder, kind == "DENSE")
     assert re.search(REFUSED, said) and "config.json" in said and "\n" not in said
     if kind != "PLAIN":  # as timm reads the folder
-        with pytest.raises(ValueError, match=REFUSED):
-            timm.create_model(f"local-dir:{folder}")
+        refused_call(REFUSED, timm.create_model, f"local-dir:{folder}")
     assert not offline
 
 
@@ -91,18 +91,10 @@ def test_names__only_registered_ones(tmp_path, offline, kind, name):
 def test_arguments__none_that_load_anything(tmp_path, offline, key):
     value = {"file": str(tmp_path / "x.pth")} if "cfg" in key else str(tmp_path / "x.pth")
     torch.save({}, tmp_path / "x.pth")
-    for number, (config, *path) in enumerate(
-        [
-            (run_folders.PLAIN, key),
-            (run_folders.EDITED, key),
-            (run_folders.EDITED, "pool_args", key),
-            (run_folders.DENSE, "backbone_args", key),
-            (run_folders.DENSE, "head_args", key),
-        ]
-    ):
-        folder = hostile(tmp_path / str(number), changed(config, "model_args", *path, value=value))
-        opened = open_dense if config is run_folders.DENSE else open_classifier
-        assert key in refusal(lambda opened=opened, folder=folder: opened(folder, device="cpu"))
+    places = {"PLAIN": [()], "EDITED": [(), ("pool_args",)], "DENSE": [("backbone_args",), ("head_args",)]}
+    for number, (kind, path) in enumerate((kind, path) for kind, paths in places.items() for path in paths):
+        config = changed(getattr(run_folders, kind), "model_args", *path, key, value=value)
+        assert key in refusal_to_open(hostile(tmp_path / str(number), config), kind == "DENSE")
     assert not offline
 
 
@@ -116,14 +108,15 @@ def test_sources_of_weights__are_left_out(tmp_path, offline):
 
 
 def test_size__a_model_that_is_not_of_its_weights(tmp_path):
-    large = changed(run_folders.PLAIN, "model_args", "channels", value=[4096] * 4)
-    assert "its weights have" in refusal(lambda: open_classifier(hostile(tmp_path / "a", large), device="cpu"))
-    deep = changed(run_folders.PLAIN, "model_args", "layers", value=[10**6] * 4)
-    assert "256 at most" in refusal(lambda: open_classifier(hostile(tmp_path / "b", deep), device="cpu"))
-    many = run_folders.PLAIN | dict(num_classes=10**12)
-    assert "whole number from 0 to 1,000,000" in refusal(lambda: open_classifier(hostile(tmp_path / "c", many)))
-    (tmp_path / "a" / "config.json").open("wb").truncate(2**30)  # a file with a hole
-    assert "has 1,073,741,824 bytes" in refusal(lambda: open_classifier(tmp_path / "a"))
+    sizes = {
+        "its weights have": changed(run_folders.PLAIN, "model_args", "channels", value=[4096] * 4),
+        "256 at most": changed(run_folders.PLAIN, "model_args", "layers", value=[10**6] * 4),
+        "whole number from 0 to 1,000,000": run_folders.PLAIN | dict(num_classes=10**12),
+    }
+    for number, (words, config) in enumerate(sizes.items()):
+        assert words in refusal_to_open(hostile(tmp_path / str(number), config))
+    (tmp_path / "0" / "config.json").open("wb").truncate(2**30)  # a file with a hole
+    assert "has 1,073,741,824 bytes" in refusal_to_open(tmp_path / "0")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")

@@ -19,47 +19,30 @@ from tests.refusals import refused
 NAMES = timm.list_models(module="map")
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
 
-# Parameters in training and in the light form. Two are 768 below the counts of the paper's tables, which hold the final
-# norm of the model; nothing pooled here sees it.
+# Parameters in training and in the light form; channels and sides of the maps, and the level that they are merged at.
+# Two are 768 below the counts of the paper's tables, which hold the model's final norm; nothing pooled here sees it.
 UNUSED_NORM = 768
-SIZES = dict(
-    map_mobilenetv1=(4_879_612, None),
-    map_resnet50=(42_708_288, 36_548_000),
-    map_pit_s=(36_147_424, 33_067_280),
-    map_convnext_tiny=(47_833_760, 44_751_616),
-    map_convnext_small=(82_837_664, 78_216_448),
-    map_maxvit_tiny=(49_958_408, 46_876_264),
-    map_maxvit_small=(100_939_052, 96_317_836),
-    map_resmlp_24=(43_255_168 - UNUSED_NORM, 40_175_024 - UNUSED_NORM),
-    map_deit_small=(35_284_384 - UNUSED_NORM, 32_204_240 - UNUSED_NORM),
-    map_resnet50d=(52_313_984, 46_153_696),
-    map_resnet75d=(77_364_096, None),
-    map_resnet101d=(99_205_368, None),
-    cap_resnet50=(59_136_040, None),
-    cap_pit_s=(26_121_880, None),
-    cap_deit_small=(23_233_384, None),
-    cap_resmlp_24=(31_204_168, None),
+CONVNEXT, SIDES = [96, 96, 192, 384, 768], [112, 56, 28, 14, 7]
+ROWS = dict(
+    map_mobilenetv1=(4_879_612, None, [1024], [7], -1),
+    map_resnet50=(42_708_288, 36_548_000, [64, 256, 512, 1024, 1024], SIDES, 3),
+    map_pit_s=(36_147_424, 33_067_280, [144, 144, 288, 576], [27, 27, 14, 7], 2),
+    map_convnext_tiny=(47_833_760, 44_751_616, CONVNEXT, [56, *SIDES[1:]], 3),
+    map_convnext_small=(82_837_664, 78_216_448, CONVNEXT, [56, *SIDES[1:]], 3),
+    map_maxvit_tiny=(49_958_408, 46_876_264, [64, 64, 128, 256, 512], SIDES, 3),
+    map_maxvit_small=(100_939_052, 96_317_836, [64, 96, 192, 384, 768], SIDES, 3),
+    map_resmlp_24=(43_255_168 - UNUSED_NORM, 40_175_024 - UNUSED_NORM, [384] * 4, [14] * 4, 3),
+    map_deit_small=(35_284_384 - UNUSED_NORM, 32_204_240 - UNUSED_NORM, [384] * 4, [14] * 4, 3),
+    map_resnet50d=(52_313_984, 46_153_696, [64, 256, 512, 1024, 2048], SIDES, 3),
+    map_resnet75d=(77_364_096, None, [64, 256, 512, 1280, 2560], SIDES, 3),
+    map_resnet101d=(99_205_368, None, [84, 336, 672, 1344, 2688], SIDES, 3),
+    cap_resnet50=(59_136_040, None, [2048], [7], -1),
+    cap_pit_s=(26_121_880, None, [576], [7], -1),
+    cap_deit_small=(23_233_384, None, [384], [14], -1),
+    cap_resmlp_24=(31_204_168, None, [384], [14], -1),
 )
 RELEASED = {name: name for name in ("map_resnet50", "map_pit_s", "map_convnext_tiny", "map_convnext_small")}
 RELEASED |= dict(map_mobilenetv1="map_mobilenet_v1", map_maxvit_tiny="map_maxvit_tiny_tf_224")
-PYRAMIDS = dict(
-    map_resnet50=([64, 256, 512, 1024, 1024], [112, 56, 28, 14, 7], 3),
-    map_resnet50d=([64, 256, 512, 1024, 2048], [112, 56, 28, 14, 7], 3),
-    map_resnet75d=([64, 256, 512, 1280, 2560], [112, 56, 28, 14, 7], 3),
-    map_resnet101d=([84, 336, 672, 1344, 2688], [112, 56, 28, 14, 7], 3),
-    map_convnext_tiny=([96, 96, 192, 384, 768], [56, 56, 28, 14, 7], 3),
-    map_convnext_small=([96, 96, 192, 384, 768], [56, 56, 28, 14, 7], 3),
-    map_maxvit_tiny=([64, 64, 128, 256, 512], [112, 56, 28, 14, 7], 3),
-    map_maxvit_small=([64, 96, 192, 384, 768], [112, 56, 28, 14, 7], 3),
-    map_pit_s=([144, 144, 288, 576], [27, 27, 14, 7], 2),
-    map_deit_small=([384] * 4, [14] * 4, 3),
-    map_resmlp_24=([384] * 4, [14] * 4, 3),
-    map_mobilenetv1=([1024], [7], -1),
-    cap_resnet50=([2048], [7], -1),
-    cap_pit_s=([576], [7], -1),
-    cap_deit_small=([384], [14], -1),
-    cap_resmlp_24=([384], [14], -1),
-)
 
 
 @cache
@@ -70,7 +53,7 @@ def blank(name: str) -> PooledModel:
 
 
 def test_tables__name_every_model():
-    assert set(NAMES) == set(SIZES) == set(PYRAMIDS)
+    assert set(NAMES) == set(ROWS)
     assert set(RELEASED) == {name for name in NAMES if timm.get_pretrained_cfg(name).url} <= set(MODELS)
 
 
@@ -78,36 +61,23 @@ def test_tables__name_every_model():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_size__agrees_with_the_paper(name):
-    model = blank(name)
-    assert parameters(model) == SIZES[name][0]
+def test_size_and_pyramid__agree_with_the_paper(name):
+    model, (size, light_size, channels, sides, level) = blank(name), ROWS[name]
+    assert parameters(model) == size
     assert all(p.requires_grad and p.device.type == "meta" for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", [name for name, (_, light) in SIZES.items() if light])
-def test_size__light(name):
-    model = deepcopy(blank(name)).lighten()
-    assert parameters(model) == SIZES[name][1]
-    assert model(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 1000)
-
-
-def test_size__created_light():
-    assert parameters(timm.create_model("map_pit_s", light=True, device="meta")) == SIZES["map_pit_s"][1]
+    maps = model.pyramid(model.backbone, torch.empty(2, 3, 224, 224, device="meta"))
+    assert [m.shape for m in maps] == [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
+    assert (model.head.level, list(model.head.channels)) == (level, channels)
+    if light_size:
+        light = deepcopy(model).lighten()
+        assert parameters(light) == light_size
+        assert light(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 1000)
 
 
 @pytest.mark.parametrize(("pool", "expected"), [("map", 38_036_832), ("map-light", 34_956_688)])
 def test_size__resnet50_of_the_papers_tables(pool, expected):
     with torch.device("meta"):
         assert parameters(swap_pool("resnet50", pool)) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pyramid__agrees_with_the_paper(name):
-    model = blank(name)
-    channels, sides, level = PYRAMIDS[name]
-    maps = model.pyramid(model.backbone, torch.empty(2, 3, 224, 224, device="meta"))
-    assert [m.shape for m in maps] == [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
-    assert model.head.level == level and list(model.head.channels) == channels
 
 
 # ---- descriptions
@@ -128,17 +98,12 @@ def test_description__names_layers_that_exist(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_description__weights_and_crops_of_the_release(name):
-    cfg = timm.get_pretrained_cfg(name)
-    assert cfg.url == (f"{RELEASE}{RELEASED[name]}.pth.tar" if name in RELEASED else "")
-    assert cfg.tag == ("release_in1k" if name in RELEASED else None)
+def test_description__weights_crops_and_sizes(name):
+    cfg, url = timm.get_pretrained_cfg(name), f"{RELEASE}{RELEASED.get(name)}.pth.tar"
+    assert (cfg.url, cfg.tag) == ((url, "release_in1k") if name in RELEASED else ("", None))
     assert cfg.crop_pct == (0.875 if "convnext" in name else 0.95)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_description__says_whether_other_sizes_are_taken(name):
     model, x = blank(name), torch.empty(1, 3, 192, 256, device="meta")
-    if timm.get_pretrained_cfg(name).fixed_input_size:
+    if cfg.fixed_input_size:
         with pytest.raises((AssertionError, RuntimeError, ValueError)):
             model(x)
     else:
@@ -192,17 +157,15 @@ def test_create__another_task_and_other_images():
 
 
 def test_create__arguments_of_pool_and_backbone():
-    settings = dict(groups=2, tokens=2, dim=96, heads=4, mlp_dim=192, attn_dim=48, drop_rate=0.3)
-    model = timm.create_model(
-        "map_convnext_tiny", drop_path_rate=0.2, pool_options=dict(gram_groups=8), device="meta", **settings
-    )
+    settings = dict(groups=2, tokens=2, dim=96, heads=4, mlp_dim=192, attn_dim=48, drop_rate=0.3, drop_path_rate=0.2)
+    model = timm.create_model("map_convnext_tiny", pool_options=dict(gram_groups=8), device="meta", **settings)
     pool = model.head
     assert (pool.groups, pool.tokens, pool.dim, pool.blocks[0].heads) == (2, 2, 96, 4)
     assert pool.classifier.drop.p == pool.average_classifier.drop.p == 0.3
     assert model.backbone.stages[-1].blocks[-1].drop_path.drop_prob == pytest.approx(0.2)
-    assert timm.create_model("map_mobilenetv1", num_classes=0, device="meta").num_classes == 0
     unpooled = timm.create_model("map_mobilenetv1", num_classes=0, global_pool="", device="meta")
-    assert unpooled(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 192, 7, 7)
+    assert unpooled(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 192, 7, 7) and unpooled.num_classes == 0
+    assert parameters(timm.create_model("map_pit_s", light=True, device="meta")) == ROWS["map_pit_s"][1]
 
 
 @pytest.mark.parametrize("name", ["map_resnet50", "map_mobilenetv1", "map_pit_s", "map_deit_small", "cap_resmlp_24"])
@@ -254,29 +217,22 @@ def serve(monkeypatch):
 
 
 WRAPPED = {
-    "weights": lambda state: dict(state),
-    "file of a training": lambda state: dict(state_dict=dict(state), epoch=3, arch="mobilenet_v1"),
-    "distributed": lambda state: dict(state_dict={f"module.{key}": value for key, value in state.items()}),
+    "weights": lambda model, state: dict(state),
+    "file of a training": lambda model, state: dict(state_dict=dict(state), epoch=3, arch="mobilenet_v1"),
+    "distributed": lambda model, state: dict(state_dict={f"module.{key}": value for key, value in state.items()}),
+    "our own": lambda model, state: dict(model.state_dict()),
 }
 
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
-def test_pretrained__released_weights_arrive(mobilenet, serve, wrap):
+def test_pretrained__released_weights_and_our_own_arrive(mobilenet, serve, wrap):
     source, released = mobilenet
-    asked = serve(wrap(released))
+    asked = serve(wrap(source, released))
     model = timm.create_model("map_mobilenetv1", pretrained=True)
     assert asked == [f"{RELEASE}map_mobilenet_v1.pth.tar"]
     state = model.state_dict()
     assert state.keys() == source.state_dict().keys()
     assert [key for key, value in source.state_dict().items() if not torch.equal(state[key], value)] == []
-
-
-@torch.no_grad()
-def test_pretrained__own_weights_arrive_too(mobilenet, serve):
-    source, _ = mobilenet
-    serve(dict(source.state_dict()))
-    x = torch.randn(1, 3, 64, 64)
-    assert torch.equal(timm.create_model("map_mobilenetv1", pretrained=True).eval()(x), source(x))
 
 
 @torch.no_grad()
@@ -311,16 +267,13 @@ def test_pretrained__light_takes_the_full_weights(serve):
 
 @pytest.mark.parametrize("wrong", ["missing", "unexpected", "misshapen"])
 def test_pretrained__other_weights_are_refused(mobilenet, serve, wrong):
-    state = dict(mobilenet[1])
-    key = "fc.heads.0.weight"
-    assert key in state
-    if wrong == "missing":
-        del state[key]
-    elif wrong == "misshapen":
-        state[key] = state[key][:, :-1]
-    else:
+    state, key = dict(mobilenet[1]), "fc.heads.0.weight"
+    if wrong == "unexpected":
         key = "fc.heads.1.weight"
         state[key] = torch.zeros(2, 2)
+    else:
+        cut = state.pop(key)[:, :-1]
+        state |= {key: cut} if wrong == "misshapen" else {}
     serve(state)
     refused(key, timm.create_model, "map_mobilenetv1", error=RuntimeError, pretrained=True)
 

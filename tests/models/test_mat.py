@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import Tensor
 
-from broadsight.layers import AbstractTokenAttention, BilinearPatchEmbed
+from broadsight.layers import BilinearPatchEmbed
 from broadsight.models import MAT
 from broadsight.papers.macs import FVCORE, count, published_macs
 from tests.compare import assert_bfloat16, assert_same_model, assert_trains_alike, parameters, randomize
@@ -49,16 +49,8 @@ def test_model__several_windows_in_the_last_stage():
     assert_same_model(*pair("default"), torch.randn(1, 3, 230, 33, dtype=torch.float64))
 
 
-def test_model__trains_as_the_slow_reference():
+def test_model__trains_as_the_slow_reference_and_stays_close_in_bfloat16():
     assert_trains_alike(*pair("default"), statistics=7 * 3)
-
-
-def test_heads__of_early_stages_follow_from_late_ones():
-    full = MAT(dim=32, depths=(1, 1, 1, 1), heads=(8, 16), mixer_stages=(1, 2, 3, 4))
-    assert [stage.blocks[0].attn.heads for stage in full.stages] == [2, 4, 8, 16]
-
-
-def test_model__bfloat16_stays_close():
     assert_bfloat16(MAT(**SMALL), 0.05)
 
 
@@ -69,9 +61,8 @@ def gradients(size: int, dtype: torch.dtype) -> tuple[MAT, dict[str, Tensor]]:
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
     parts = {}
     for name, p in model.named_parameters():
-        roles = {"mix_qkv": "qkv", "fuse_kv": "kv"}.get(name.split(".")[-2], "")
-        for role, part in zip(roles, p.grad.chunk(len(roles)), strict=True) if roles else [("all", p.grad)]:
-            parts[f"{name}:{role}"] = part
+        roles = {"mix_qkv": "qkv", "fuse_kv": "kv"}.get(name.split(".")[-2], "") or ["all"]
+        parts |= {f"{name}:{role}": part for role, part in zip(roles, p.grad.chunk(len(roles)), strict=True)}
     return model, parts
 
 
@@ -82,15 +73,10 @@ def test_gradient__a_single_window_in_the_last_stage_leaves_its_mixing_untouched
     On some processors the difference that should be zero keeps a rounding error.
     """
     model, parts = gradients(224, dtype)
-    eps = torch.finfo(dtype).eps
-    expected = {
-        f"stages.3.blocks.{j}.attn.{layer}.{kind}:{role}"
-        for j in (0, 1)
-        for layer, role in (("mix_qkv", "q"), ("mix_qkv", "k"), ("fuse_kv", "k"))
-        for kind in ("weight", "bias")
-    }
-    largest = {name: p.grad.abs().max() for name, p in model.named_parameters()}
-    assert [name for name in sorted(expected) if parts[name].abs().max() > eps * largest[name.split(":")[0]]] == []
+    idle = [f"{layer}.{kind}:{role}" for kind in ("weight", "bias") for layer, role in IDLE]
+    expected = {f"stages.3.blocks.{j}.attn.{name}" for j in (0, 1) for name in idle}
+    largest = {name: p.grad.abs().max() * torch.finfo(dtype).eps for name, p in model.named_parameters()}
+    assert [name for name in sorted(expected) if parts[name].abs().max() > largest[name.split(":")[0]]] == []
     assert {name for name, part in parts.items() if not part.any()} <= expected
     C = model.num_features
     assert sum(parts[name].numel() for name in expected) == 2 * (3 * C**2 + 3 * C)
@@ -99,11 +85,13 @@ def test_gradient__a_single_window_in_the_last_stage_leaves_its_mixing_untouched
 def test_gradient__several_windows_in_the_last_stage_train_everything():
     _, parts = gradients(256, torch.float64)
     assert [name for name, part in parts.items() if not part.any()] == []
-    for j in (0, 1):
-        attn = f"stages.3.blocks.{j}.attn"
+    for attn in ("stages.3.blocks.0.attn", "stages.3.blocks.1.attn"):
         value = parts[f"{attn}.mix_qkv.weight:v"].abs().max()
-        for name in ("mix_qkv.weight:q", "mix_qkv.weight:k", "fuse_kv.weight:k"):
-            assert parts[f"{attn}.{name}"].abs().max() > 1e-10 * value  # far more than rounding
+        for layer, role in IDLE:
+            assert parts[f"{attn}.{layer}.weight:{role}"].abs().max() > 1e-10 * value  # far more than rounding
+
+
+IDLE = [("mix_qkv", "q"), ("mix_qkv", "k"), ("fuse_kv", "k")]  # where there is one window
 
 
 # Keyword arguments of the second variant: parameters and MACs at 224 pixels.
@@ -136,12 +124,6 @@ def test_sizes_and_macs__of_every_row(row):
     assert published_macs(model, (224, 224), FVCORE) == macs
 
 
-@pytest.mark.parametrize("switches", [dict(token_is_key=True), dict(token_projected=True)])
-def test_sizes__do_not_depend_on_how_the_token_takes_part(switches):
-    model, other = on_meta("mat_2"), on_meta("mat_2", **switches)
-    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in other.state_dict().items()}
-
-
 def test_sizes_and_macs__of_every_part():
     model = on_meta("mat_2")
     stages = model.stages
@@ -163,12 +145,6 @@ def test_sizes_and_macs__of_every_part():
         assert (parameters(module), sum(count(module, shape, convention=FVCORE))) == (size, macs)
 
 
-@pytest.mark.parametrize(("dim", "heads"), [(24, 3), (64, 4)])
-def test_sizes__closed_forms(dim, heads):
-    assert parameters(AbstractTokenAttention(dim, heads)) == 10 * dim**2 + 11 * dim
-    assert parameters(BilinearPatchEmbed(dim, 2 * dim)) == 2 * dim**2 + 27 * dim
-
-
 def test_initial_weights__sample_at_the_patch_centres():
     model = MAT(**SMALL)
     embeds = [module for module in model.modules() if isinstance(module, BilinearPatchEmbed)]
@@ -176,16 +152,15 @@ def test_initial_weights__sample_at_the_patch_centres():
     assert all(embed.offset_dw.weight.any() for embed in embeds)
 
 
-def test_widths__of_mlp_window_and_head():
+def test_widths_heads_and_decay__follow_from_the_arguments():
     model = MAT(**SMALL, mlp_ratio=3, hidden=64, window=5)
     assert [stage.blocks[0].mlp.fc1.weight.shape for stage in model.stages] == [(3 * d, d) for d in (4, 8, 16, 32)]
     assert model.head.proj.weight.shape == (64, 32) and model.head_hidden_size == 64
     assert model.stages[2].blocks[0].attn.window == 5
-
-
-def test_no_weight_decay__is_the_abstract_tokens():
-    expected = {"stages.2.blocks.0.attn.token", "stages.2.blocks.1.attn.token", "stages.3.blocks.0.attn.token"}
-    assert MAT(**SMALL).no_weight_decay() == expected
+    tokens = {"stages.2.blocks.0.attn.token", "stages.2.blocks.1.attn.token", "stages.3.blocks.0.attn.token"}
+    assert model.no_weight_decay() == tokens
+    full = MAT(dim=32, depths=(1, 1, 1, 1), heads=(8, 16), mixer_stages=(1, 2, 3, 4))
+    assert [stage.blocks[0].attn.heads for stage in full.stages] == [2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,14 @@ def test_model__trains_as_the_slow_reference(switch):
     assert_trains_alike(*pair(switch), statistics=9)
 
 
-def test_model__constant_image_follows_the_tie_rule():
+def test_model__constant_images_and_half_precision():
     """Equal scores wherever the image is flat: the lower raster index is foreground, in both."""
     ours, slow = pair("default")
     slow.load_state_dict(ours.state_dict())
     x = torch.full((1, 3, 128, 96), 0.5, dtype=torch.float64)
     assert_close(ours(x), slow(x), "logits", 1e-9)
+    # Rounding may move single tokens between foreground and background: the bound is loose.
+    assert_bfloat16(PartialFormer(**SMALL), 0.1)
 
 
 def test_saliency__is_the_channel_mean_in_single_precision_without_gradient():
@@ -77,11 +79,6 @@ def test_saliency__is_the_channel_mean_in_single_precision_without_gradient():
     narrow = x.detach().bfloat16()
     torch.testing.assert_close(saliency(narrow), narrow.float().sum(-1).view(2, 12) / 6, rtol=1e-6, atol=1e-6)
     assert saliency(x.double()).dtype == torch.float64
-
-
-def test_model__bfloat16_stays_close():
-    # Rounding may move single tokens between foreground and background: the bound is loose.
-    assert_bfloat16(PartialFormer(**SMALL), 0.1)
 
 
 # Name: parameters, parameters as a dense backbone, of the blocks of each stage, and MACs at 224 pixels.
@@ -140,42 +137,35 @@ READINGS = {
 
 def reading(which: str, dim: int) -> dict:
     hidden = [max(8, dim * 2**i // 32) for i in range(4)]
-    conv = dict(peg_kernel=3, mlp_conv=True)
-    pooled = dict(pool_first=True)
+    conv, pooled = dict(peg_kernel=3, mlp_conv=True), dict(pool_first=True)
+    halves = dict(head_expansion=2, channel_hidden=hidden)
+    shares = (1 / 80, 1 / 25, 1 / 16, 1 / 3)
+    counts = dict(foreground=4 * (49,), background_required=False, stem="conv2")
     return {
         "convolutions in the mlp": conv | dict(foreground=(39, 10, 20, 16)),
-        "projection of all tokens": pooled
-        | dict(project_all=True, stem="patch7", foreground=(1 / 80, 1 / 25, 1 / 16, 1 / 3)),
-        "49 tokens in every stage": conv
-        | pooled
-        | dict(foreground=4 * (49,), background_required=False, head_expansion=2, stem="conv2", channel_hidden=hidden),
-        "twice the heads": dict(
-            head_expansion=2, channel_hidden=hidden, foreground=(1 / 256, 1 / 64, 1 / 16, Fraction(1, 2))
-        ),
+        "projection of all tokens": pooled | dict(project_all=True, stem="patch7", foreground=shares),
+        "49 tokens in every stage": conv | pooled | counts | halves,
+        "twice the heads": halves | dict(foreground=(1 / 256, 1 / 64, 1 / 16, Fraction(1, 2))),
     }[which]
 
 
 @pytest.mark.parametrize("which", READINGS)
 def test_sizes_and_macs__of_other_readings(which):
     millions, macs = READINGS[which]
-    digits = 3 if which == "convolutions in the mlp" else 1
+    same = which == "convolutions in the mlp"  # equal weights, otherwise placed
     for i, dim in enumerate((24, 32, 48, 64, 96)):
         model = timm.create_model(f"partialformer_b{i}", device=torch.device("meta"), **reading(which, dim))
-        assert round(parameters(model) / 1e6, digits) == millions[i]
-        if which == "convolutions in the mlp":  # equal weights, otherwise placed
-            assert parameters(model) == SIZES[f"partialformer_b{i}"][0]
+        assert round(parameters(model) / 1e6, 3 if same else 1) == millions[i]
+        assert not same or parameters(model) == SIZES[f"partialformer_b{i}"][0]
     assert round(sum(count(model, (1, 3, 224, 224), convention=PRODUCTS)) / 1e9, 3) == macs
 
 
-def test_widths__of_mlp_and_head():
+def test_widths_and_decay__follow_from_the_arguments():
     model = PartialFormer(**SMALL, mlp_ratio=3, hidden=64)
     assert [stage.blocks[0].mlp.fc1.weight.shape for stage in model.stages] == [(3 * d, d) for d in (8, 16, 32, 64)]
     assert model.head.proj.weight.shape == (64, 64) and model.head_hidden_size == 64
-
-
-def test_no_weight_decay__is_the_abstract_tokens():
-    expected = {f"stages.{i}.blocks.{j}.attn.token" for i, n in enumerate((1, 1, 2, 1)) for j in range(n)}
-    assert PartialFormer(**SMALL).no_weight_decay() == expected
+    tokens = {f"stages.{i}.blocks.{j}.attn.token" for i, n in enumerate((1, 1, 2, 1)) for j in range(n)}
+    assert model.no_weight_decay() == tokens
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,9 @@ SIZES = {
 }
 
 
-# The larger ones, which test_verify counts too, though only to the digits that are printed.
-LARGER = ("stvit_base", "stvit_large")
-
-
+# The larger ones take part in the slow tests; test_verify counts them too, to the digits that are printed.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGER else name for name in SIZES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "stvit_small")) for name in SIZES]
 )
 def test_sizes_and_macs__of_every_variant(name):
     total, *macs = SIZES[name]
@@ -136,18 +133,18 @@ def test_released_name__covers_the_released_keys_and_shapes(name):
     constants = {key for key in released_shapes if key.endswith(("attn.unfold.weights", "attn.fold.weights"))}
     model = timm.create_model(name, device=torch.device("meta"))
     assert len(constants) == 2 * sum(len(stage.blocks) for stage in model.stages)
-    ours = {STViT.released_name(key): value for key, value in model.state_dict().items()}
+
+    def sides(shapes: dict) -> dict:  # linear layers are 1x1 convolutions there, layer scales (1, C, 1, 1) maps
+        return {key: [n for n in shape if n != 1] for key, shape in shapes.items()}
+
+    ours = {STViT.released_name(key): value.shape for key, value in model.state_dict().items()}
     assert len(ours) == len(model.state_dict())
-    assert ours.keys() == released_shapes.keys() - constants
-    for key, value in ours.items():
-        # Linear layers are 1x1 convolutions there, layer scales (1, C, 1, 1) maps.
-        assert [n for n in value.shape if n != 1] == [n for n in released_shapes[key] if n != 1]
+    assert sides(ours) == sides({key: shape for key, shape in released_shapes.items() if key not in constants})
 
 
 def isotropic(dims: tuple, depths: tuple, position: str, **common) -> STViT:
-    return STViT(
-        dims, depths, [dim // 32 for dim in dims], projection=0, stem="patch", position=position, ffn="plain", **common
-    )
+    heads = [dim // 32 for dim in dims]
+    return STViT(dims, depths, heads, projection=0, stem="patch", position=position, ffn="plain", **common)
 
 
 @pytest.mark.parametrize("position", ["relative", "none"])
@@ -172,48 +169,39 @@ def test_sizes_and_macs__of_isotropic_variants(dims, depths, millions, giga, pos
 
 
 @pytest.mark.parametrize("size", [(64, 64), (50, 71), (16, 70)])
+@torch.no_grad()
 def test_model__relative_positions_of_zero_are_none(size):
     dims, depths = (32, 32, 32, 64), (1, 1, 1, 1)
-    none = isotropic(dims, depths, "none", num_classes=5).eval()
-    relative = isotropic(dims, depths, "relative", num_classes=5).eval()
-    missing, unexpected = relative.load_state_dict(none.state_dict(), strict=False)
-    assert unexpected == [] and missing == [f"stages.{i}.blocks.0.attn.position.table" for i in range(4)]
+    none, relative = (isotropic(dims, depths, position, num_classes=5).eval() for position in ("none", "relative"))
+    tables = [f"stages.{i}.blocks.0.attn.position.table" for i in range(4)]
+    assert relative.load_state_dict(none.state_dict(), strict=False) == (tables, [])
     x = torch.randn(2, 3, *size)
-    with torch.no_grad():
-        expected = none(x)
-        assert not torch.allclose(relative(x), expected, atol=1e-7)
-        for name, parameter in relative.named_parameters():
-            if name.endswith("position.table"):
-                nn.init.zeros_(parameter)
-        torch.testing.assert_close(relative(x), expected)
+    expected = none(x)
+    assert not torch.allclose(relative(x), expected, atol=1e-7)
+    for table in tables:
+        nn.init.zeros_(relative.get_parameter(table))
+    torch.testing.assert_close(relative(x), expected)
 
 
+@torch.no_grad()
 def test_model__zero_convolutions_are_none():
     """Position and MLP convolutions are residual: with zero kernels they leave their input alone."""
-    conv = STViT(**SMALL).eval()
-    plain = STViT(**SMALL, position="none", ffn="plain").eval()
-    for name, parameter in conv.named_parameters():
-        if ".cpe." in name or ".mlp.dw." in name:
-            nn.init.zeros_(parameter)
-    missing, unexpected = plain.load_state_dict(conv.state_dict(), strict=False)
-    assert missing == [] and all(".cpe." in name or ".mlp.dw." in name for name in unexpected)
+    conv, plain = STViT(**SMALL).eval(), STViT(**SMALL, position="none", ffn="plain").eval()
+    convolutions = {name: p for name, p in conv.named_parameters() if ".cpe." in name or ".mlp.dw." in name}
+    for parameter in convolutions.values():
+        nn.init.zeros_(parameter)
+    assert plain.load_state_dict(conv.state_dict(), strict=False) == ([], list(convolutions))
     x = torch.randn(2, 3, 50, 71)
-    with torch.no_grad():
-        torch.testing.assert_close(plain(x), conv(x))
+    torch.testing.assert_close(plain(x), conv(x))
 
 
 def test_stem__patches_by_hand():
-    model = STViT(**SMALL, stem="patch").double().eval()
-    stem, x = model.stem, torch.randn(1, 3, 6, 9, dtype=torch.float64)
-    padded = torch.zeros(1, 3, 8, 12, dtype=torch.float64)
-    padded[:, :, :6, :9] = x
-    assert stem(x).shape == stem(padded).shape == (1, 8, 2, 3)
-    for i in range(2):
-        for j in range(3):
-            patch = padded[0, :, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
-            y = (stem.conv1.weight * patch).sum((1, 2, 3)) + stem.conv1.bias
-            expected = (y - y.mean()) / (y.var(correction=0) + 1e-6).sqrt()
-            torch.testing.assert_close(stem(x)[0, :, i, j], expected)
+    stem, x = STViT(**SMALL, stem="patch").double().stem, torch.randn(1, 3, 6, 9, dtype=torch.float64)
+    patches = nn.functional.pad(x, (0, 3, 0, 2)).unfold(2, 4, 4).unfold(3, 4, 4)  # B C h w 4 4
+    y = torch.einsum("bchwyx,ocyx->bohw", patches, stem.conv1.weight) + stem.conv1.bias[:, None, None]
+    expected = (y - y.mean(1, keepdim=True)) / (y.var(1, correction=0, keepdim=True) + 1e-6).sqrt()
+    assert expected.shape == (1, 8, 2, 3)
+    torch.testing.assert_close(stem(x), expected)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class MSI(nn.Module):
         super().__init__()
         half, quarter = dim // 2, dim // 4
         slices = {width: tuple(r * width // 4 for r in ratios) for width in (dim, half)}
-        plain = dict(merge=False, gate=False)
+        plain, unfused = dict(merge=False, gate=False), dict(expansion=1, merge=False)
         # Width and slices of the static branch and its options; local, global and merged width of the dynamic branch.
         # "no_split" makes three full-width copies of its input; in "no_fusion" nothing widens, so that the
         # concatenations have the right width without fusion layers.
@@ -164,11 +164,7 @@ class MSI(nn.Module):
             "c_mhsa": ((half, slices[half]), {}, ((half, dim), None, half)),
             "full": ((half, slices[half]), {}, ((quarter, half), (quarter, quarter), half)),
             "no_split": ((dim, slices[dim]), {}, ((dim, dim), (dim, half), dim)),
-            "no_fusion": (
-                (half, slices[half]),
-                dict(expansion=1, merge=False),
-                ((quarter, quarter), (quarter, quarter), None),
-            ),
+            "no_fusion": ((half, slices[half]), unfused, ((quarter, quarter), (quarter, quarter), None)),
         }[variant]
         self.static = StaticBranch(*static, **options, whiten=whiten) if static else nn.Identity()
         self.dynamic = DynamicBranch(*dynamic) if dynamic else None
@@ -197,8 +193,6 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """(B, C, H, W) -> (B, num_classes)."""
-
     def __init__(self, dim: int, num_classes: int):
         super().__init__()
         self.fc = nn.Linear(dim, num_classes)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .parts import (
     MLP,
     Downsample,
+    Head,
     MapNorm,
     Model,
     Stage,
@@ -150,17 +151,6 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class Head(nn.Module):
-    """(B, C, H, W) -> (B, num_classes); the hidden layer acts on every position."""
-
-    def __init__(self, dim: int, num_classes: int):
-        super().__init__()
-        self.proj, self.norm, self.fc = nn.Linear(dim, 1280), nn.BatchNorm2d(1280), nn.Linear(1280, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(F.gelu(self.norm(pointwise(self.proj, x))).mean((2, 3)))
-
-
 class MAT(Model):
     """`mixer_stages` counts stages from 1. Features are the maps after the stage norms, raw where there is none."""
 
@@ -194,4 +184,4 @@ class MAT(Model):
             (conv(half, half, groups=half), nn.BatchNorm2d(half)),
             (conv(half, dim, stride=2), nn.BatchNorm2d(dim)),
         )
-        super().__init__(stem, stages, Head(dims[3], num_classes))
+        super().__init__(stem, stages, Head(dims[3], 1280, num_classes))

@@ -6,10 +6,9 @@ from fractions import Fraction
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import MLP, Downsample, MapNorm, Model, Stage, Stem, conv, merge_heads, split_heads
+from .parts import MLP, Downsample, Head, MapNorm, Model, Stage, Stem, conv, merge_heads, split_heads
 
 # Number of tokens of the four stages of a 224x224 image; foreground counts are stated for these grids.
 REFERENCE_TOKENS = (3136, 784, 196, 49)
@@ -139,23 +138,6 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class Head(nn.Module):
-    """(B, C, H, W) -> (B, num_classes); the hidden layer acts on every token, or on their mean with `pool_first`."""
-
-    def __init__(self, dim: int, num_classes: int, pool_first: bool):
-        super().__init__()
-        self.pool_first = pool_first
-        self.proj, self.norm = nn.Linear(dim, 1280, bias=False), nn.BatchNorm1d(1280)
-        self.fc = nn.Linear(1280, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = to_tokens(x)
-        if self.pool_first:
-            x = x.mean(dim=1, keepdim=True)
-        x = self.norm(self.proj(x).transpose(1, 2))
-        return self.fc(F.gelu(x).mean(dim=2))
-
-
 class PartialFormer(Model):
     """`foreground` holds one count per stage, stated for the grids of a 224x224 image.
 
@@ -199,7 +181,8 @@ class PartialFormer(Model):
         last = conv(half, dim, stride=2), MapNorm(dim)
         patches = conv(in_chans, dim, 7, stride=4), MapNorm(dim)
         layers = {"conv": (first, second, last), "conv2": (first, last), "patch7": (patches,)}[stem]
-        super().__init__(Stem(*layers), stages, Head(dims[3], num_classes, pool_first), MapNorm(dims[3]))
+        head = Head(dims[3], 1280, num_classes, bias=False, pool_first=pool_first)
+        super().__init__(Stem(*layers), stages, head, MapNorm(dims[3]))
         self.feature_norms = nn.ModuleList(MapNorm(d) for d in dims) if feature_norms else None
 
     def features(self, x: Tensor) -> list[Tensor]:

@@ -91,6 +91,19 @@ class MLP(nn.Module):
         return pointwise(self.fc2, F.gelu(self.dw(pointwise(self.fc1, x))))
 
 
+class Head(nn.Module):
+    """(B, C, H, W) -> (B, num_classes): a hidden layer at every position, or after the mean with `pool_first`."""
+
+    def __init__(self, dim: int, hidden: int, num_classes: int, act=F.gelu, bias=True, pool_first=False):
+        super().__init__()
+        self.proj, self.norm = nn.Linear(dim, hidden, bias=bias), nn.BatchNorm2d(hidden)
+        self.fc, self.act, self.pool_first = nn.Linear(hidden, num_classes), act, pool_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mean((2, 3), keepdim=True) if self.pool_first else x
+        return self.fc(self.act(self.norm(pointwise(self.proj, x))).mean((2, 3)))
+
+
 class Stage(nn.Module):
     def __init__(self, downsample: nn.Module | None, blocks: Sequence[nn.Module], norm: nn.Module | None = None):
         super().__init__()

@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import Downsample, MapNorm, Model, Stage, conv
-
-
-def pointwise(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer as the 1x1 convolution it stands for. (B, C, H, W) -> (B, C', H, W)."""
-    return F.conv2d(x, layer.weight[:, :, None, None], layer.bias)
+from .parts import Downsample, Head, MapNorm, Model, Stage, conv, pointwise
 
 
 def neighbourhoods(x: Tensor) -> Tensor:
@@ -108,16 +103,6 @@ class Stem(nn.Module):
         return x
 
 
-class Head(nn.Module):
-    def __init__(self, dim: int, hidden: int, num_classes: int):
-        super().__init__()
-        self.proj, self.norm, self.fc = nn.Linear(dim, hidden), nn.BatchNorm2d(hidden), nn.Linear(hidden, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(pointwise(self.proj, x))
-        return self.fc((x * x.sigmoid()).mean((2, 3)))
-
-
 class STViT(Model):
     def __init__(
         self,
@@ -139,4 +124,4 @@ class STViT(Model):
             stages.append(
                 Stage(Downsample(dims[i - 1], dim) if i else None, [Block(*settings) for _ in range(depths[i])])
             )
-        super().__init__(Stem(in_chans, dims[0]), stages, Head(dims[-1], projection, num_classes))
+        super().__init__(Stem(in_chans, dims[0]), stages, Head(dims[-1], projection, num_classes, F.silu))

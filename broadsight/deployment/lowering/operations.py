@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...layers.heads import split_heads as split_heads
+from ...layers.any_size import split_heads as split_heads
 
 
 def free(*sizes: int) -> bool:

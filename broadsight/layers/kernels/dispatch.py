@@ -25,20 +25,16 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callable[[Any], Any]:
-    """Let a fast form stand in for the decorated function or method wherever the rule allows it.
+    """Let fast(decorated, *arguments) stand in for the decorated function or method wherever the rule allows it.
 
-    Args:
-        fast: Called with the decorated function and its arguments; gives the same.
-        suits: Called with the arguments: whether the fast form is meant for them, and the modules that it bypasses are
-            `untouched`.
+    suits(*arguments) says whether it is meant for them, and the modules that it bypasses are `untouched`.
     """
 
     def decorate(plain: Any) -> Any:
         @wraps(plain)
         def chosen(*args: Any, **kwargs: Any) -> Any:
-            if runs_eagerly() and suits(*args, **kwargs):
-                return fast(plain, *args, **kwargs)
-            return plain(*args, **kwargs)
+            fits = runs_eagerly() and suits(*args, **kwargs)
+            return fast(plain, *args, **kwargs) if fits else plain(*args, **kwargs)
 
         return chosen
 
@@ -73,13 +69,6 @@ def sees_whole_batches(module: nn.Module) -> bool:
 
 
 def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    return (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_backward_hooks,
-        torch_module._global_backward_pre_hooks,
-    )
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    forward = torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks
+    return *own, *forward, torch_module._global_backward_hooks, torch_module._global_backward_pre_hooks

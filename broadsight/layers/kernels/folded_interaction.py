@@ -11,11 +11,11 @@ from ..patches import average_pool
 
 @register_notrace_module
 class FoldedInteraction(nn.Module):
-    """The inference form of the full mixer: chains of linear layers multiplied out. (B, H, W, C) -> (B, H, W, C).
+    """The inference form of a full MultiScaleInteraction, whose parts it takes over. (B, H, W, C) -> (B, H, W, C).
 
-    Takes over the parts of a full MultiScaleInteraction. Whitening and gate read the input directly. Averages of valid
-    pixels commute with affine maps, so the dynamic half of the input projection never runs at full size: the input is
-    pooled, and one product gives all that an attention needs.
+    Whitening and gate read the input directly. Averages of valid pixels commute with affine maps, so the dynamic half
+    of the input projection never runs at full size: the input is pooled, and one product gives all that an attention
+    needs.
     """
 
     def __init__(self, mixer: Any):
@@ -29,14 +29,14 @@ class FoldedInteraction(nn.Module):
         still, near, wide = affine.split([half, quarter, quarter])
         whiten = static.whiten.weight.double()
         expanded = local.expand.weight.double() @ near
-        self.whiten = _linear((whiten - whiten.mean(0, keepdim=True)) @ still, mixer.in_proj)
-        self.gate = _linear(static.gate.weight.double() @ still, mixer.in_proj)
-        self.local_in = _linear(torch.cat([expanded, local.attn.value.weight.double() @ expanded]), mixer.in_proj)
-        self.global_in = _linear(far.attn.qkv.weight.double() @ far.expand.weight.double() @ wide, mixer.in_proj)
+        self.whiten = _linear((whiten - whiten.mean(0, keepdim=True)) @ still, mixer)
+        self.gate = _linear(static.gate.weight.double() @ still, mixer)
+        self.local_in = _linear(torch.cat([expanded, local.attn.value.weight.double() @ expanded]), mixer)
+        self.global_in = _linear(far.attn.qkv.weight.double() @ far.expand.weight.double() @ wide, mixer)
         self.static, self.local, self.global_ = static, local, far
         out = mixer.out_proj.weight.double()
-        self.out_static = _linear(out[:, :half], mixer.in_proj, bias=False)
-        self.out_dynamic = _linear(out[:, half:] @ dynamic.merge.weight.double(), mixer.in_proj, bias=False)
+        self.out_static = _linear(out[:, :half], mixer, bias=False)
+        self.out_dynamic = _linear(out[:, half:] @ dynamic.merge.weight.double(), mixer, bias=False)
         # What is multiplied out is not needed any more.
         static.whiten, static.gate = nn.Identity(), nn.Identity()
         local.expand, local.attn.value = nn.Identity(), nn.Identity()
@@ -52,11 +52,11 @@ class FoldedInteraction(nn.Module):
         return self.out_static(gated) + self.out_dynamic(torch.cat([near, far], -1))
 
 
-def _linear(affine: Tensor, like: nn.Linear, bias: bool = True) -> nn.Linear:
-    """A linear layer from its weight, of which the last column is the bias if there is one."""
-    weight, shift = (affine[:, :-1], affine[:, -1]) if bias else (affine, None)
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias, device="meta")
-    layer.weight = nn.Parameter(weight.to(like.weight), requires_grad=False)
-    if shift is not None:
-        layer.bias = nn.Parameter(shift.to(like.weight), requires_grad=False)
+def _linear(affine: Tensor, mixer: Any, bias: bool = True) -> nn.Linear:
+    """A linear layer of the mixer's precision from its weight, of which the last column is the bias if there is one."""
+    width, like = affine.shape[1] - bias, mixer.in_proj.weight
+    layer = nn.Linear(width, len(affine), bias=bias, device="meta")
+    layer.weight = nn.Parameter(affine[:, :width].to(like), requires_grad=False)
+    if bias:
+        layer.bias = nn.Parameter(affine[:, -1].to(like), requires_grad=False)
     return layer

@@ -13,10 +13,7 @@ from torch import Tensor
 
 
 def group_product(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    """For each group a product with its own weight. (G, N, in), (G, out, in), bias (G, 1, out) -> (G, N, out).
-
-    `scale` multiplies a result that has a bias.
-    """
+    """scale * (x @ weight' + bias) for each group. (G, N, in), (G, out, in), bias (G, 1, out) -> (G, N, out)."""
     if torch.is_grad_enabled() and weight.requires_grad:
         product = GroupProduct.apply(x, weight)
         return product if bias is None else (product + bias) * scale
@@ -48,45 +45,41 @@ def shrink_bilinearly(x: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(x, (h, w), mode="bilinear", align_corners=False)
 
 
-class GroupProduct(torch.autograd.Function):
-    """(G, N, in), (G, out, in) -> (G, N, out)."""
+class Product(torch.autograd.Function):
+    """Keeps both factors for the backward pass."""
 
     generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class GroupProduct(Product):
+    """(G, N, in), (G, out, in) -> (G, N, out)."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
         return torch.bmm(x, weight.mT)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        (gradient,) = gradients
+        (x, weight), (gradient,) = ctx.saved_tensors, gradients
         of_x = torch.bmm(gradient, weight.to(gradient.dtype)) if ctx.needs_input_grad[0] else None
         of_weight = torch.bmm(gradient.mT, x.to(gradient.dtype)) if ctx.needs_input_grad[1] else None
         return of_x, None if of_weight is None else of_weight.to(weight.dtype)
 
 
-class MapProduct(torch.autograd.Function):
+class MapProduct(Product):
     """(B, in, n), (out, in) -> (B, n, out)."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor) -> Tensor:
         return torch.bmm(x.mT, weight.mT.expand(x.shape[0], -1, -1))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        (gradient,) = gradients
+        (x, weight), (gradient,) = ctx.saved_tensors, gradients
         weights = weight.to(gradient.dtype).expand(x.shape[0], -1, -1)  # B out in
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
@@ -118,9 +111,8 @@ class MiddleSample(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        (gradient,) = gradients
-        B, C, h, w = gradient.shape
-        middle, ratio = ctx.ratio // 2 - 1, ctx.ratio
+        (gradient,), ratio = gradients, ctx.ratio
+        (B, C, h, w), middle = gradient.shape, ratio // 2 - 1
         if ratio == 2:
             of_x = (gradient * 0.25).view(B, C, h, 1, w, 1).expand(-1, -1, -1, 2, -1, 2)
         else:
@@ -152,10 +144,8 @@ class GramTriangle(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         (r,) = ctx.saved_tensors
-        mirror = ctx.mirror
-        P = r.shape[-1]
-        gradient = gradients[0].transpose(0, 1)  # G B U
-        full = gradient.gather(-1, mirror.expand(*gradient.shape[:2], -1)).reshape(-1, P, P)
+        P, gradient = r.shape[-1], gradients[0].transpose(0, 1)  # G B U
+        full = gradient.gather(-1, ctx.mirror.expand(*gradient.shape[:2], -1)).reshape(-1, P, P)
         # Both halves of the matrix have it now, as a symmetric product wants; the diagonal counts twice.
         full = full + torch.diag_embed(full.diagonal(dim1=-2, dim2=-1))
         return torch.bmm(r, full), None, None, None

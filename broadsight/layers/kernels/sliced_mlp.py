@@ -19,15 +19,10 @@ SLICE_BYTES = 4 << 20
 
 
 def runs_in_slices(mlp: Any, x: Tensor, residual: Tensor | None = None) -> bool:
-    return (
-        x.device.type == "cpu"
-        and not torch.is_autocast_enabled("cpu")
-        and untouched(mlp.fc1, nn.Linear)
-        and untouched(mlp.fc2, nn.Linear)
-        and untouched(mlp.act, nn.GELU)
-        and mlp.act.approximate == "none"
-        and (mlp.depthwise == "none" or untouched(mlp.dw, DepthwiseConv))
-    )
+    plain = untouched(mlp.fc1, nn.Linear) and untouched(mlp.fc2, nn.Linear) and untouched(mlp.act, nn.GELU)
+    dw = mlp.depthwise == "none" or untouched(mlp.dw, DepthwiseConv)
+    on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return on_cpu and plain and dw and mlp.act.approximate == "none"
 
 
 def sliced_mlp(_: Any, mlp: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -105,13 +100,11 @@ def _activate(
 ) -> list[Tensor]:
     """The maps between fc1 and fc2, each (n*H*W, hidden): the input of a second step, if there is one, and the end."""
     gelu = torch.ops.aten.gelu_ if in_place else F.gelu
-    if depthwise == "none":
-        return [gelu(h)]
     if depthwise == "before":
         d = _convolution(h, kernel, bias, H, W)
         return [d, gelu(d)]
     u = gelu(h)
-    return [u, _convolution(u, kernel, bias, H, W)]
+    return [u] if depthwise == "none" else [u, _convolution(u, kernel, bias, H, W)]
 
 
 def _as_map(rows: Tensor, H: int, W: int) -> Tensor:
@@ -130,10 +123,9 @@ def _convolution_backward(
     grad: Tensor, rows: Tensor, kernel: Any, H: int, W: int, grad_kernel: Any, grad_bias: Tensor | None
 ) -> Tensor:
     """Gradient of the rows; those of kernel and bias are added to the given tensors."""
-    pad = [kernel.shape[-1] // 2] * 2
-    grad_map, rows_map = _as_map(grad, H, W), _as_map(rows, H, W)
+    maps, C, pad = (_as_map(grad, H, W), _as_map(rows, H, W)), len(kernel), [kernel.shape[-1] // 2] * 2
     g, gk, gb = torch.ops.aten.convolution_backward(
-        grad_map, rows_map, kernel, [len(kernel)], [1, 1], pad, [1, 1], False, [0, 0], len(kernel), [True, True, True]
+        *maps, kernel, [C], [1, 1], pad, [1, 1], False, [0, 0], C, [True, True, True]
     )
     grad_kernel += gk
     if grad_bias is not None:

@@ -19,17 +19,12 @@ def image_slices(batch: int, bytes_per_image: int, budget: int) -> list[slice]:
 
 
 def in_slices(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x), in inference on the CPU a few images at a time.
+    """module(x), in inference on the CPU a few images at a time, which do not see each other there.
 
-    Large maps fall out of the cache between two layers, and the allocator hands their pages back to the system and asks
-    for them again, a page fault each. Images do not see each other in inference, so the result is the same.
+    Large maps fall out of the cache between two layers, and the allocator asks for their pages again, a fault each.
     """
-    if (
-        type(x) is not Tensor  # a tracer's stand-in
-        or torch.is_grad_enabled()
-        or x.device.type != "cpu"
-        or not runs_eagerly()
-    ):
+    # What is no plain tensor is a tracer's stand-in.
+    if type(x) is not Tensor or torch.is_grad_enabled() or x.device.type != "cpu" or not runs_eagerly():
         return module(x)
     count = math.ceil(x.numel() * x.element_size() / STAGE_BYTES)
     if count < 2 or any(m.training or (hooked(m) and sees_whole_batches(m)) for m in module.modules()):
@@ -38,7 +33,7 @@ def in_slices(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def infers_on_cpu(layer: Any, queries: Tensor, *_: Tensor) -> bool:
-    """In training every map is kept for the backward pass, and slices would save nothing."""
+    # In training every map is kept for the backward pass, and slices would save nothing.
     return queries.device.type == "cpu" and not torch.is_grad_enabled()
 
 

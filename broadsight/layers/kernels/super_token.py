@@ -11,10 +11,6 @@ from .slices import image_slices
 SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
 
 
-def has_cells(attention: Any, x: Tensor, residual: Tensor | None = None) -> bool:
-    return attention.cell != (1, 1)
-
-
 def linear_sampling(_: Any, attention: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """residual + attention(x) of a SuperTokenAttention; the sum is fused with the way back to the pixels."""
     x = autocast(x)
@@ -33,17 +29,12 @@ class _Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, cell, iterations, scale):
-        tokens, shares, masses = [], [], []
-        for part in _slices(x):
-            token, share, mass = sample(to_cells(x[part], cell), grid_of(x[part], cell), iterations, scale)
-            tokens.append(token)
-            shares.append(share)
-            masses.append(mass)
-        share, mass = _join(shares), _join(masses)
+        parts = [sample(to_cells(x[s], cell), grid_of(x[s], cell), iterations, scale) for s in _slices(x)]
+        tokens, share, mass = (_join(list(kind)) for kind in zip(*parts, strict=True))
         ctx.save_for_backward(share, mass)
         ctx.cell, ctx.like = cell, (x.shape, x.stride(), x.dtype)
         ctx.mark_non_differentiable(share)
-        return _join(tokens), share
+        return tokens, share
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -59,9 +50,7 @@ class _Spread(torch.autograd.Function):
     def forward(ctx, tokens, share, residual, shape, stride, cell):
         ctx.save_for_backward(share)
         ctx.cell, ctx.residual = cell, None if residual is None else residual.dtype
-        return _spread(
-            tokens, share, residual, shape, stride, tokens.dtype if residual is None else residual.dtype, cell
-        )
+        return _spread(tokens, share, residual, shape, stride, ctx.residual or tokens.dtype, cell)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -76,21 +65,12 @@ class _Spread(torch.autograd.Function):
 
 
 def _spread(
-    tokens: Tensor,
-    share: Tensor,
-    residual: Tensor | None,
-    shape: torch.Size,
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    cell: tuple[int, int],
+    tokens: Tensor, share: Tensor, residual: Tensor | None, shape: Any, stride: Any, dtype: Any, cell: tuple[int, int]
 ) -> Tensor:
     """residual + the map, of the given shape and strides, in which every pixel holds the mixture of its nine tokens."""
     out = torch.empty_strided(shape, stride, dtype=dtype, device=tokens.device)
-    B, C, H, W = shape
-    h, w = cell
-    p, q = tokens.shape[1:3]
-    channels_first = out.is_contiguous()
-    whole = p * h == H and q * w == W
+    (_, C, H, W), (h, w), (p, q) = shape, cell, tokens.shape[1:3]
+    channels_first, whole = out.is_contiguous(), p * h == H and q * w == W
     for part in _slices(out):
         n = part.stop - part.start
         own = share[part.start * p * q : part.stop * p * q]

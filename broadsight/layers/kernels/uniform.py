@@ -10,12 +10,6 @@ def learns(x: Tensor, scale: Tensor | None, *_: Any) -> bool:
     return torch.is_grad_enabled() and (x.requires_grad or (scale is not None and scale.requires_grad))
 
 
-def uniform_both_ways(
-    _: Any, x: Tensor, scale: Tensor | None, channel_axis: int, axes: list[int], inplace: bool
-) -> Tensor:
-    return Uniform.apply(x, scale, channel_axis, axes, inplace)
-
-
 def add_context(x: Tensor, mean: Tensor, scale: Tensor | None, channel_axis: int, inplace: bool) -> Tensor:
     """(x + mean) / 2, or x + scale * mean."""
     if scale is None:

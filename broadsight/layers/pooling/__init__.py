@@ -42,11 +42,8 @@ def register_pool(name: str, settings: Callable[..., dict[str, Any]] | None = No
     The pool is made from the channels of each feature map, lowest level first, and the number of classes, and from
     those of these arguments that it has: `groups, tokens, dim, heads, mlp_dim, attn_dim` and `light` of `swap_pool`;
     `level`, the map whose grid all are brought to (a pool without it is given the last map alone); `grid`, (H, W) of
-    the last map; `width`, its channels; `norm`, whether the model norms its last features. `PlainPool` shows what a
-    pool has to offer.
-
-    Args:
-        settings: A function of these arguments that returns the constructor's; by default the constructor takes them.
+    the last map; `width`, its channels; `norm`, whether the model norms its last features. `settings` turns them into
+    those of the constructor, which takes them itself by default. `PlainPool` shows what a pool has to offer.
     """
 
     def register(layer: Layer) -> Layer:

@@ -4,9 +4,8 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from ..kernels.lean_dropout import LeanDropout
 from ..kernels.products import group_product
-from .group_linear import GroupLayerNorm, GroupLinear, GroupMlp
+from .group_linear import GroupLayerNorm, GroupLinear, GroupMlp, LeanDropout
 
 
 @register_notrace_module
@@ -44,9 +43,7 @@ class GroupClassAttention(nn.Module):
         super().__init__()
         self.groups, self.heads, self.scale = groups, heads, (attn_dim // heads) ** -0.5
         self.norm1: nn.Module = GroupLayerNorm(groups, dim, eps=1e-6)
-        self.q = GroupLinear(groups, dim, attn_dim)
-        self.k = GroupLinear(groups, dim, attn_dim)
-        self.v = GroupLinear(groups, dim, attn_dim)
+        self.q, self.k, self.v = (GroupLinear(groups, dim, attn_dim) for _ in range(3))
         self.mix_before = GroupLinear(groups, heads, heads) if head_mixing else None
         self.mix_after = GroupLinear(groups, heads, heads) if head_mixing else None
         self.proj = GroupLinear(groups, attn_dim, dim)
@@ -110,23 +107,19 @@ class GroupClassAttention(nn.Module):
         G, H = self.groups, self.heads
         constant = torch.bmm(query, self.k.bias.view(G * H, -1, 1)).view(G, H, -1)  # G H B*q
         if self.mix_before is not None:
-            mixed = torch.baddbmm(self.mix_before.bias.view(G, H, 1), self.mix_before.weight, constant)
-            constant = constant + mixed
+            constant = constant + torch.baddbmm(self.mix_before.bias.view(G, H, 1), self.mix_before.weight, constant)
         return constant.view(G * H, B, -1).transpose(0, 1).reshape(B, -1, 1)
 
     def mix(self, attention: Tensor, mixing: GroupLinear) -> Tensor:
         """attention + mixing(attention over the heads). (B, G*H*q, N) -> the same."""
-        B, rows, N = attention.shape
-        G, H = self.groups, self.heads
+        (B, rows, N), G, H = attention.shape, self.groups, self.heads
         heads = attention.view(B * G, H, -1)  # B*G H q*N
         weight = mixing.weight.expand(B, -1, -1, -1).reshape(B * G, H, H)
         mixed = torch.baddbmm(heads, weight, heads).view(B, G, H, -1) + mixing.bias.view(G, H, 1)
         return mixed.view(B, rows, N)
 
     def reparameterize(self) -> None:
-        """Take the first norm's scale and shift into the weights, for inference."""
         if isinstance(self.norm1, GroupLayerNorm):
-            scale, shift = self.norm1.scale_and_shift()
             for layer in (self.q, self.k, self.v):
-                layer.take_in(scale, shift)
+                layer.take_in(*self.norm1.scale_and_shift())
             self.norm1 = nn.Identity()

@@ -37,9 +37,8 @@ class GramTokens(nn.Module):
         self.dim, self.groups, self.tokens, self.gram_dim = dim, groups, tokens, gram_dim
         self.reduce = nn.Parameter(torch.empty(groups * gram_dim, dim))
         self.reduce_norm: nn.Module = nn.BatchNorm1d(groups * gram_dim)
-        self.embed = nn.Parameter(
-            torch.empty(groups * gram_groups, dim * tokens // gram_groups, triangle // gram_groups)
-        )
+        sizes = groups * gram_groups, dim * tokens // gram_groups, triangle // gram_groups
+        self.embed = nn.Parameter(torch.empty(sizes))
         self.embed_norm = nn.BatchNorm1d(groups * dim * tokens)
         self.register_buffer("order", torch.empty(triangle, dtype=torch.long), persistent=False)
         self.register_buffer("mirror", torch.empty(gram_dim**2, dtype=torch.long), persistent=False)
@@ -62,8 +61,7 @@ class GramTokens(nn.Module):
         self.mirror[columns * self.gram_dim + rows] = places
 
     def forward(self, x: Tensor) -> Tensor:
-        G, P, T = self.groups, self.gram_dim, self.tokens
-        B, n, D = x.shape
+        (B, n, D), G, P, T = x.shape, self.groups, self.gram_dim, self.tokens
         folded = inference_form(self.reduce, self.reduce_norm)
         if folded is None:
             r = self.reduce_norm(torch.mm(x.reshape(B * n, D), self.reduce.mT))
@@ -72,16 +70,18 @@ class GramTokens(nn.Module):
             weight, shift = folded
             rows = x.reshape(1, B * n, D).expand(G, -1, -1)
             r = torch.baddbmm(shift.view(G, 1, P), rows, weight.view(G, P, D).mT).view(G * B, n, P)
-        low = r.dtype in HALF or (r.device.type != "meta" and torch.is_autocast_enabled(r.device.type))
-        entries, length = self.statistics_in_full(r, G) if low else self.statistics(r, G)
-        if low:  # entries of any size would overflow half precision: there the triangle is scaled before the map
+        if low := r.dtype in HALF or (r.device.type != "meta" and torch.is_autocast_enabled(r.device.type)):
+            # Products of half precision would lose the small entries, and entries of any size overflow it: there the
+            # triangle is computed in full precision, and scaled before the map.
+            with torch.autocast(r.device.type, enabled=False):
+                entries, length = self.statistics(r.float(), G)
             entries = (entries / length).to(x.dtype)
+        else:
+            entries, length = self.statistics(r, G)
         entries = entries.view(B, self.embed.shape[0], -1).transpose(0, 1)  # GR B U/R
         tokens = group_product(entries, self.embed)  # GR B dim*T/R
         tokens = tokens.view(G, -1, B, tokens.shape[-1]).permute(2, 0, 1, 3).reshape(B, G, D * T)
-        if not low:
-            tokens = tokens / length
-        tokens = self.embed_norm(tokens.flatten(1))
+        tokens = self.embed_norm((tokens if low else tokens / length).flatten(1))
         return tokens.view(B, G, D, T).permute(1, 0, 3, 2)
 
     def statistics(self, r: Tensor, G: int) -> tuple[Tensor, Tensor]:
@@ -91,13 +91,7 @@ class GramTokens(nn.Module):
         # The published form divides the reduced map by n, which cancels but for where the length is cut off at 1e-12.
         return entries, torch.linalg.vector_norm(entries, dim=-1, keepdim=True).clamp_min(1e-12 * n * n)
 
-    def statistics_in_full(self, r: Tensor, G: int) -> tuple[Tensor, Tensor]:
-        """The same in full precision: products of half precision would lose the small entries."""
-        with torch.autocast(r.device.type, enabled=False):
-            return self.statistics(r.float(), G)
-
     def reparameterize(self) -> None:
-        """Fold the norm of the reduction into it, for inference."""
         fold_product(self, "reduce", "reduce_norm")
 
 

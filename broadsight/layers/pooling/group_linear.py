@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.lean_dropout import LeanDropout
 from ..kernels.products import group_product
 
 
@@ -54,14 +53,19 @@ class GroupLayerNorm(nn.Module):
         """Each (G, 1, dim)."""
         return self.weight.view(self.groups, 1, self.dim), self.bias.view(self.groups, 1, self.dim)
 
-    def standardize(self, x: Tensor) -> Tensor:
-        """Mean 0 and variance 1, the part that all groups share; it serves tokens that belong to no group as well."""
-        return F.layer_norm(x, (self.dim,), eps=self.eps)
-
     def forward(self, x: Tensor) -> Tensor:
         scale, shift = self.scale_and_shift()
-        normed = self.standardize(x)
+        normed = F.layer_norm(x, (self.dim,), eps=self.eps)
         return torch.addcmul(shift, normed.flatten(1, -2), scale).view(normed.shape)
+
+
+class LeanDropout(nn.Dropout):
+    """nn.Dropout. On the CPU torch keeps the noise as numbers there, though it has an operator that keeps a mask."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return input
+        return torch.native_dropout(input, self.p, True)[0]
 
 
 class GroupMlp(nn.Module):
@@ -73,14 +77,13 @@ class GroupMlp(nn.Module):
 
     def __init__(self, groups: int, dim: int, hidden: int, channel_groups: int = 1, drop: float = 0.0):
         super().__init__()
-        self.groups, self.channel_groups = groups, channel_groups
+        self.channel_groups = channel_groups
         self.fc1 = GroupLinear(groups * channel_groups, dim // channel_groups, hidden // channel_groups)
         self.fc2 = GroupLinear(groups * channel_groups, hidden // channel_groups, dim // channel_groups)
         self.drop = LeanDropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        G, N, D = x.shape
-        K = self.channel_groups
+        (G, N, D), K = x.shape, self.channel_groups
         x = x.view(G, N, K, D // K).transpose(1, 2).reshape(G * K, N, D // K)
         x = self.drop(F.relu(self.fc1(x)))  # GK N hidden/K
         if K > 1:

@@ -11,8 +11,6 @@ from ...errors import check_choice
 from ..folding import fold_product, inference_form
 from ..kernels.products import map_product, shrink_bilinearly
 
-RESIZES = ("release", "ga")
-
 
 @register_notrace_module
 class MergeMaps(nn.Module):
@@ -32,7 +30,7 @@ class MergeMaps(nn.Module):
 
     def __init__(self, channels: Sequence[int], dim: int, level: int, resize: str = "release"):
         super().__init__()
-        check_choice("resize", resize, RESIZES)
+        check_choice("resize", resize, ("release", "ga"))
         if level >= len(channels):
             raise ValueError(f"level={level} of {len(channels)} feature maps; choose at most {len(channels) - 1}")
         self.channels, self.level, self.resize = tuple(channels), level, resize
@@ -90,7 +88,6 @@ class MergeMaps(nn.Module):
         return merged + F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), (h, w)).permute(0, 2, 3, 1)
 
     def reparameterize(self) -> None:
-        """Fold the norm into the projection, for inference."""
         fold_product(self, "weight", "norm")
 
 

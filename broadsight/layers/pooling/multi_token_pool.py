@@ -33,43 +33,22 @@ class GroupLogits(NamedTuple):
     distill: Tensor | None = None
 
 
-def settings_of_map(
-    groups: int,
-    dim: int,
-    heads: int | None,
-    mlp_dim: int,
-    level: int,
-    attn_dim: int | None,
-    tokens: int,
-    light: bool = False,
-) -> dict[str, Any]:
+def settings_of_map(groups, dim, heads, mlp_dim, level, attn_dim, tokens, light=False) -> dict[str, Any]:
     """Groups of several tokens, as `swap_pool` describes them."""
     sizes = dict(level=level, dim=dim, groups=groups, tokens=tokens, light=light)
     return sizes | dict(heads=heads or 12, attn_dim=attn_dim or dim // 2, mlp_ratio=mlp_dim / dim)
 
 
-def settings_of_ga(
-    groups: int, dim: int, heads: int | None, mlp_dim: int, level: int, attn_dim: int | None
-) -> dict[str, Any]:
+def settings_of_ga(groups, dim, heads, mlp_dim, level, attn_dim) -> dict[str, Any]:
     """Groups of one token each."""
     return settings_of_map(groups, dim, heads, mlp_dim, level, attn_dim, tokens=1) | dict(mean_token=False)
 
 
 def class_attention_pool(width: int, heads: int | None = None) -> dict[str, Any]:
     """The plain class attention pooling (CAP) of the last map: one learned token, 64 channels a head."""
-    most = max(1, width // 64)
-    return dict(
-        level=-1,
-        dim=width,
-        groups=1,
-        tokens=1,
-        mean_token=False,
-        gram=False,
-        heads=heads or max(n for n in range(1, most + 1) if width % n == 0),
-        mlp_ratio=2,
-        mlp_groups=1,
-        classifier="linear",
-    )
+    heads = heads or max(n for n in range(1, max(1, width // 64) + 1) if width % n == 0)
+    sizes = dict(level=-1, dim=width, groups=1, tokens=1, heads=heads, mlp_ratio=2, mlp_groups=1)
+    return sizes | dict(mean_token=False, gram=False, classifier="linear")
 
 
 @register_pool("cap", class_attention_pool)
@@ -149,8 +128,7 @@ class MultiTokenPool(nn.Module):
         self.channels, self.level, self.dim, self.groups, self.tokens = tuple(channels), level, dim, groups, tokens
         self.distill_tokens, self.mean_token, self.light = distill_tokens, mean_token, light
         self.num_classes, self.classifier_kind, self.fc_drop_rate = num_classes, classifier, fc_drop
-        merges = level > 0 or self.channels[-1] != dim
-        self.merge = MergeMaps(channels, dim, level, resize) if merges else None
+        self.merge = MergeMaps(channels, dim, level, resize) if level > 0 or self.channels[-1] != dim else None
         self.gram = GramTokens(dim, groups, made, gram_dim, gram_groups) if gram and gram_groups else None
         if self.gram is None:
             self.learned = nn.Parameter(torch.zeros(groups, made, dim))
@@ -166,9 +144,7 @@ class MultiTokenPool(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """New classifiers for num_classes; 0 leaves the norms alone."""
-        self.num_classes = num_classes
-        normed = self.classifier_kind == "norm"
-        one = next(self.parameters())
+        self.num_classes, normed, one = num_classes, self.classifier_kind == "norm", next(self.parameters())
 
         def new(tokens: int, normed: bool) -> GroupClassifier:
             made = GroupClassifier(self.groups, tokens * self.dim, num_classes, normed, self.fc_drop_rate)
@@ -235,9 +211,8 @@ class MultiTokenPool(nn.Module):
 
     def _parts(self, attended: Tensor) -> "list[tuple[GroupClassifier | None, Tensor]]":
         """Class tokens and distillation tokens, each with their classifier."""
-        T = self.tokens
-        distill = attended[:, :, T : T + self.distill_tokens]
-        return [(self.classifier, attended[:, :, :T]), (self.distill_classifier, distill)]
+        distill = attended[:, :, self.tokens : self.tokens + self.distill_tokens]
+        return [(self.classifier, attended[:, :, : self.tokens]), (self.distill_classifier, distill)]
 
     def _aggregate(self, parts: "Iterable[tuple[GroupClassifier | None, Tensor]]", pre_logits: bool) -> Tensor:
         """The average of the groups' logits (B, C), or their normed tokens (B, G*T*dim)."""
@@ -249,9 +224,7 @@ class MultiTokenPool(nn.Module):
 
     def _make_tokens(self, x: Tensor) -> Tensor:
         """(B, n, dim) -> (G, B, T, dim)."""
-        if self.gram is not None:
-            return self.gram(x)
-        return self.learned[:, None].expand(-1, x.shape[0], -1, -1)
+        return self.learned[:, None].expand(-1, x.shape[0], -1, -1) if self.gram is None else self.gram(x)
 
     def _attend(self, x: Tensor, asking: slice) -> Tensor:
         """Make tokens and let the asking ones attend. (B, n, dim) -> (G, B, q, dim)."""
@@ -289,7 +262,6 @@ class GroupClassifier(nn.Module):
         return torch.einsum("gbtd,gctd->gbtc", normed, self.fc.weight.view(G, -1, T, D))
 
     def reparameterize(self) -> None:
-        """Take the norm's scale and shift into the linear layer, for inference."""
         if isinstance(self.norm, GroupLayerNorm) and self.fc is not None:
             self.fc.take_in(*self.norm.scale_and_shift())
             self.norm = nn.LayerNorm(self.norm.dim, eps=self.norm.eps, elementwise_affine=False)
@@ -297,6 +269,6 @@ class GroupClassifier(nn.Module):
 
 def drop_unused_classifiers(pool: MultiTokenPool, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
     """A light pool loads what a full one saved."""
-    if pool.light:
-        for key in [key for key in state_dict if key.startswith((prefix + "classifier.", prefix + "distill_clas"))]:
-            del state_dict[key]
+    unused = (f"{prefix}classifier.", f"{prefix}distill_classifier.") if pool.light else ()
+    for key in [key for key in state_dict if key.startswith(unused)]:
+        del state_dict[key]

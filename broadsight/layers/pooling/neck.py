@@ -12,8 +12,6 @@ from .class_attention import GroupClassAttention
 from .gram_tokens import GramTokens, choose_gram_groups
 from .merge_maps import MergeMaps, rows_of
 
-NORMS = ("batch", "frozen", "group")
-
 
 class MultiTokenNeck(nn.Module):
     """Adds to every stage a vector that its share of the class tokens found in the whole image (MAP, section 4.3).
@@ -62,7 +60,7 @@ class MultiTokenNeck(nn.Module):
                 f"groups={groups} of tokens={tokens} are {groups * tokens} tokens, which do not split over {stages} "
                 f"stages; choose a multiple of {stages}"
             )
-        check_choice("norm", norm, NORMS)
+        check_choice("norm", norm, ("batch", "frozen", "group"))
         check_divides("attn_dim", attn_dim, "heads", heads)
         check_divides("dim", dim, "mlp_groups", mlp_groups)
         self.channels, self.groups, self.frozen = tuple(channels), groups, norm == "frozen"
@@ -83,9 +81,8 @@ class MultiTokenNeck(nn.Module):
         if self.gram is None:
             # Tokens that start alike and are averaged would stay alike.
             nn.init.trunc_normal_(self.learned, std=0.02)
-        for layer in self.to_stages:
-            for parameter in layer.parameters():
-                nn.init.zeros_(parameter)
+        for parameter in self.to_stages.parameters():
+            nn.init.zeros_(parameter)
 
     def train(self, mode: bool = True) -> "MultiTokenNeck":
         super().train(mode)
@@ -96,8 +93,7 @@ class MultiTokenNeck(nn.Module):
     def forward(self, features: Any) -> Any:
         """Maps of all stages, as a list or as a dict, to maps of the same shapes in a container of the same kind."""
         if isinstance(features, Mapping):
-            changed = self.forward(list(features.values()))
-            return type(features)(zip(features, changed, strict=True))
+            return type(features)(zip(features, self.forward(list(features.values())), strict=True))
         vectors = self.stage_vectors(features)
         return [x + vector[:, :, None, None] for x, vector in zip(features, vectors, strict=True)]
 
@@ -107,5 +103,4 @@ class MultiTokenNeck(nn.Module):
         tokens = self.learned[:, None].expand(-1, x.shape[0], -1, -1) if self.gram is None else self.gram(x)
         tokens = self.block(tokens, x).transpose(0, 1).flatten(1, 2)  # B groups*tokens dim
         parts = tokens.unflatten(1, (len(self.channels), -1)).mean(2).unbind(1)  # one B dim for each stage
-        layers = zip(self.norms, self.to_stages, parts, strict=True)
-        return [to_stage(norm(part)) for norm, to_stage, part in layers]
+        return [to(norm(part)) for norm, to, part in zip(self.norms, self.to_stages, parts, strict=True)]

@@ -14,12 +14,9 @@ from .merge_maps import check_features
 class PlainPool(nn.Module):
     """Pools the last feature map into a vector and classifies it. [(B, C_i, H_i, W_i)] -> (B, num_classes).
 
-    Subclasses give `pool`.
-
     Args:
         channels: Channels of each map, lowest level first.
-        num_classes: Classes; 0 makes `forward` return the vector (B, num_features).
-        num_features: Length of the pooled vector.
+        num_classes: Classes; 0 makes `forward` return the vector (B, num_features) that `pool` of a subclass gives.
         drop: Dropout before the classifier.
     """
 
@@ -53,8 +50,7 @@ class PlainPool(nn.Module):
 
     def classify(self, merged: Tensor, pre_logits: bool = False) -> Tensor:
         """From the last map to logits (B, num_classes), or to the pooled vector (B, num_features)."""
-        pooled = self.pool(merged)
-        return pooled if pre_logits else self.fc(self.drop(pooled))
+        return self.pool(merged) if pre_logits else self.fc(self.drop(self.pool(merged)))
 
     def forward(self, features: Sequence[Tensor], pre_logits: bool = False) -> Tensor:
         return self.classify(self.merge_maps(features), pre_logits)
@@ -91,11 +87,9 @@ class FlattenPool(PlainPool):
         self.fc2 = nn.Linear(hidden, hidden)
 
     def pool(self, x: Tensor) -> Tensor:
-        x = F.relu(self.fc1(self.to_grid(x).flatten(1)))
-        return F.relu(self.fc2(self.drop(x)))
+        return F.relu(self.fc2(self.drop(F.relu(self.fc1(self.to_grid(x).flatten(1))))))
 
     def to_grid(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, *grid), averaged."""
         return F.adaptive_avg_pool2d(x, self.grid)
 
 
@@ -125,13 +119,13 @@ class FourierPool(PlainPool):
         cos_h, sin_h = self.waves(x.shape[2], x)
         cos_w, sin_w = self.waves(x.shape[3], x)
         cosine, sine = x @ cos_w.mT, x @ sin_w.mT  # B C H f
-        real = cos_h @ cosine - sin_h @ sine  # B C f f
-        imaginary = cos_h @ sine + sin_h @ cosine
+        real, imaginary = cos_h @ cosine - sin_h @ sine, cos_h @ sine + sin_h @ cosine  # B C f f
         return (real.square() + imaginary.square() + torch.finfo(x.dtype).tiny).sqrt()
 
     def waves(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines over one axis, divided by its length. Each (frequencies, length)."""
-        place = torch.arange(length, device=like.device, dtype=torch.float32)
-        frequency = torch.arange(self.frequencies, device=like.device, dtype=torch.float32)
+        place, frequency = (
+            torch.arange(n, device=like.device, dtype=torch.float32) for n in (length, self.frequencies)
+        )
         angle = 2 * math.pi / length * frequency[:, None] * place
         return angle.cos().to(like.dtype) / length, angle.sin().to(like.dtype) / length

@@ -1,10 +1,8 @@
 """The one rule: a fast form runs only where nobody could tell."""
 
-import pytest
 import torch
 from torch import nn
 
-from broadsight.layers import ChannelMlp
 from broadsight.layers.kernels.dispatch import accelerated, untouched
 
 
@@ -34,13 +32,3 @@ def test_untouched__neither_hooked_nor_replaced_nor_parametrized():
     assert untouched(layer, nn.Linear)
     nn.utils.parametrizations.weight_norm(layer)
     assert not untouched(layer, nn.Linear)
-
-
-@pytest.mark.parametrize("name", ["fc1", "act", "dw", "fc2"])
-def test_hooks__see_every_submodule_with_the_whole_batch(name):
-    mlp = ChannelMlp(4, 8, depthwise="after")
-    x, seen = torch.randn(5, 3, 3, 4), []
-    expected = mlp(x)
-    with mlp.get_submodule(name).register_forward_hook(lambda module, inputs, output: seen.append(len(output))):
-        torch.testing.assert_close(mlp(x), expected)
-    assert seen == [5]
