@@ -1,7 +1,6 @@
 """The timm contract, written once; the only file that touches timm's less public parts."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead, calculate_drop_path_rates
-from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, checkpoint_seq, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -323,13 +322,6 @@ def register(module: str, names: Iterable[str], create: Create) -> Callable[[str
         return found[name]
 
     return find
-
-
-def register_sizes(module: str, make: Callable[..., nn.Module], sizes: Mapping[str, Mapping[str, Any]]) -> Any:
-    """`register`, and the `default_cfgs`, of a family whose models differ in arguments alone, given for each name."""
-    family: Any = sys.modules[module]
-    family.default_cfgs = generate_default_cfgs(dict.fromkeys(sizes, cfg()))
-    return register(module, sizes, lambda name, *given: build(make, name, given[0], sizes[name], given[1]))
 
 
 def cfg(**overrides: Any) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from typing import Any
 
 from timm.layers import DropPath
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
 from ..layers.folding import fold_norm
 from ..layers.kernels.dispatch import hooked
-from ._backbone import ConvNorm, ConvStem, Sizes, StagedBackbone, drops, make_stages, register_sizes
+from ._backbone import ConvNorm, ConvStem, Sizes, StagedBackbone, build, cfg, drops, make_stages
 
 
 class EMSNet(StagedBackbone):
@@ -77,9 +78,22 @@ class EMSBlock(nn.Module):
         fold_norm(self, "norm2", "mlp.fc1")
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "emsnet_xxtiny": dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4)),
-    "emsnet_xtiny": dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4)),
-    "emsnet_tiny": dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4)),
-}
-__getattr__ = register_sizes(__name__, EMSNet, SIZES)
+default_cfgs = generate_default_cfgs(dict.fromkeys(("emsnet_xxtiny", "emsnet_xtiny", "emsnet_tiny"), cfg()))
+
+
+@register_model
+def emsnet_xxtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
+    arch = dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_xxtiny", pretrained, arch, kwargs)
+
+
+@register_model
+def emsnet_xtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
+    arch = dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_xtiny", pretrained, arch, kwargs)
+
+
+@register_model
+def emsnet_tiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
+    arch = dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
+    return build(EMSNet, "emsnet_tiny", pretrained, arch, kwargs)

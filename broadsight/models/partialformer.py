@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, LayerNorm2d, register_notrace_function
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, PartialAttention
-from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, drops, make_stages, register_sizes
+from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages
 
 GRID_224 = (3136, 784, 196, 49)  # tokens of each stage of a 224-pixel image
 norm2d = partial(LayerNorm2d, eps=1e-6)
@@ -156,11 +157,38 @@ def _share(foreground: int | float | Fraction, grid: int) -> tuple[int, int]:
     return share.numerator, share.denominator
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "partialformer_b0": dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
-    "partialformer_b1": dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
-    "partialformer_b2": dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24)),
-    "partialformer_b3": dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32)),
-    "partialformer_b4": dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48)),
-}
-__getattr__ = register_sizes(__name__, PartialFormer, SIZES)
+default_cfgs = generate_default_cfgs(
+    dict.fromkeys(
+        ("partialformer_b0", "partialformer_b1", "partialformer_b2", "partialformer_b3", "partialformer_b4"), cfg()
+    )
+)
+
+
+@register_model
+def partialformer_b0(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
+    arch = dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16))
+    return build(PartialFormer, "partialformer_b0", pretrained, arch, kwargs)
+
+
+@register_model
+def partialformer_b1(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
+    arch = dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16))
+    return build(PartialFormer, "partialformer_b1", pretrained, arch, kwargs)
+
+
+@register_model
+def partialformer_b2(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
+    arch = dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24))
+    return build(PartialFormer, "partialformer_b2", pretrained, arch, kwargs)
+
+
+@register_model
+def partialformer_b3(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
+    arch = dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32))
+    return build(PartialFormer, "partialformer_b3", pretrained, arch, kwargs)
+
+
+@register_model
+def partialformer_b4(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
+    arch = dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48))
+    return build(PartialFormer, "partialformer_b4", pretrained, arch, kwargs)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import DropPath, LayerNorm2d, LayerScale
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
 from ..layers.folding import fold_norm, fold_scale_after
-from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, drops, make_stages, register_sizes
+from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages
 
 
 class STViT(StagedBackbone):
@@ -179,9 +180,22 @@ class PatchStem(nn.Module):
 
 
 _SCALED = dict(layer_scale=(None, None, 1e-6, 1e-6))
-SIZES: dict[str, dict[str, Any]] = {
-    "stvit_small": dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8)),
-    "stvit_base": dict(dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), **_SCALED),
-    "stvit_large": dict(dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), **_SCALED),
-}
-__getattr__ = register_sizes(__name__, STViT, SIZES)
+default_cfgs = generate_default_cfgs(dict.fromkeys(("stvit_small", "stvit_base", "stvit_large"), cfg()))
+
+
+@register_model
+def stvit_small(pretrained: bool = False, **kwargs: Any) -> STViT:
+    arch = dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
+    return build(STViT, "stvit_small", pretrained, arch, kwargs)
+
+
+@register_model
+def stvit_base(pretrained: bool = False, **kwargs: Any) -> STViT:
+    arch = dict(dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), **_SCALED)
+    return build(STViT, "stvit_base", pretrained, arch, kwargs)
+
+
+@register_model
+def stvit_large(pretrained: bool = False, **kwargs: Any) -> STViT:
+    arch = dict(dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), **_SCALED)
+    return build(STViT, "stvit_large", pretrained, arch, kwargs)
