@@ -18,8 +18,6 @@ from ..files import flush
 from ..weights.writing import tensors_of
 
 PROGRESS, AVERAGE, MANIFEST = "progress.json", "ema.safetensors", "manifest.json"
-
-
 ADVICE = "remove the folders `last` and `previous` to train from the beginning"
 
 
@@ -32,7 +30,6 @@ def save(
     accelerator: Accelerator,
     progress: dict[str, Any],
     average: nn.Module | None = None,
-    *,
     beside: Mapping[str, Path] | None = None,
     previous: Path | None = None,
 ) -> Path:

@@ -41,8 +41,8 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
 
     Raises:
         ValueError: The module has no release.
-        RuntimeError: A key is missing, unexpected or has another shape, a constant that the release stores is not the
-            constant it should be, or a tensor is not of finite real numbers. Nothing is loaded then.
+        RuntimeError: A tensor is missing, unexpected, of another shape or not of finite real numbers, or a constant
+            that the release stores is not the constant it should be. Nothing is loaded then.
     """
     translate = _translation_for(module)
     origin = "the source" if isinstance(source, Mapping) else str(source)
@@ -57,12 +57,7 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
 
 
 def released_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a module, such as its weights or their gradients, under the released names and in released shapes.
-
-    Args:
-        module: A MultiTokenPool or a released map_* model; a ValueError says that it has no release.
-        tensors: Some or all, under the names in the module's state dict.
-    """
+    """Some tensors of a MultiTokenPool or a released map_* model under the released names and in released shapes."""
     if isinstance(module, MultiTokenPool):
         return pool_to_release(module, tensors)
     if _is_pooled(module):
@@ -78,16 +73,10 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
     file's metadata; the rest (optimizer, arguments) is left out, and named there. Nothing in the pickle is executed,
     and the target appears complete or not at all.
 
-    Args:
-        source: A checkpoint in torch's format, such as the authors' `.pth.tar` files.
-        target: The `.safetensors` file to write; its path is returned.
-        overwrite: Replace a target that exists.
-
     Raises:
         ValueError: The names are not those of a pickled and a safetensors file.
         FileExistsError: The target exists.
-        RuntimeError: The source cannot be read without executing something, does not hold weights, or holds some that
-            are not finite, not real or larger than what is stored of them.
+        RuntimeError: The source cannot be read without executing something, or holds no weights that a model can take.
     """
     source, target = Path(source), Path(target)
     if source.suffix == ".safetensors":
@@ -118,9 +107,6 @@ def contents(path: str | os.PathLike) -> tuple[list[str], dict[str, str]]:
     """Names of the tensors in a safetensors file, and its metadata."""
     with safe_open(path, "pt") as file:
         return list(file.keys()), metadata_of(Path(path))
-
-
-# ---- what is loaded into what
 
 
 def _translation_for(module: nn.Module) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
@@ -160,7 +146,10 @@ def _renamed_state(
     unexpected = given.keys() - set(names.values())
     folds = {name for name in unexpected if re.search(r"(^|\.)(un)?fold\.weights$", name)}
     for name in folds:
-        _check_fold_constant(name, given[name])
+        if given[name].shape != (9, 1, 3, 3) or not torch.equal(given[name].reshape(9, 9).float().cpu(), torch.eye(9)):
+            raise RuntimeError(
+                f"{name!r} is not the constant one-hot kernel of the release; the checkpoint was changed"
+            )
     refuse("is missing", [name for name in names.values() if name not in given], "the source is not this variant")
     refuse("is unexpected", sorted(unexpected - folds), "build the variant that the checkpoint was saved from")
     return {key: _reshape(given[name], target[key].shape, name) for key, name in names.items()}
@@ -175,14 +164,6 @@ def _reshape(value: Tensor, shape: torch.Size, name: str) -> Tensor:
     raise RuntimeError(
         f"{name!r} has shape {tuple(value.shape)}; expected the values of {tuple(shape)}: another variant?"
     )
-
-
-def _check_fold_constant(name: str, value: Tensor) -> None:
-    if value.shape != (9, 1, 3, 3) or not torch.equal(value.reshape(9, 9).float().cpu(), torch.eye(9)):
-        raise RuntimeError(f"{name!r} is not the constant one-hot kernel of the release; the checkpoint was changed")
-
-
-# ---- files
 
 
 def _read(source: Source) -> tuple[Any, Mapping[str, Tensor]]:

@@ -34,6 +34,13 @@ PLAIN = Recipe(
 )
 
 
+class Points(list):
+    """A batch: numbers of points."""
+
+    keys = property(tuple)
+    skipped = property(lambda self: {"point 7": "blurred"} if 7 in self else {})
+
+
 class Fitting(Work):
     """Fits a line with a norm to points; the loss is the mean squared error, the goals are given in advance."""
 
@@ -53,7 +60,7 @@ class Fitting(Work):
     def next_batch(self):
         size = self.batch // self.accumulate
         self.place += 1
-        return range((self.place - 1) * size, self.place * size)
+        return Points(range((self.place - 1) * size, self.place * size))
 
     def step(self, batch):
         self.modes.append(self.model.training)
@@ -65,18 +72,12 @@ class Fitting(Work):
         self.losses.append(loss.item())
         return Step(loss, len(batch), (output > 0).sum())
 
-    def keys(self, batch):
-        return tuple(batch)
-
     def names(self, keys):
         return [f"point {index}" for index in keys]
 
-    def skipped(self, batch):
-        return {"point 7": "blurred"} if 7 in batch else {}
-
     def evaluate(self, model, seen):
         self.evaluated.append({name: value.clone() for name, value in model.state_dict().items()})
-        seen(4, "evaluating")
+        seen(4)
         return {"val_loss": 1.0, "val_top1": next(self.goals)}, {"image": "torn"}
 
 
@@ -534,11 +535,8 @@ def test_batches_are_not_kept(tmp_path):
     engine = engine_for(tmp_path, replace(PLAIN, epochs=1), log_every=100)
     next_batch, alive = engine.work.next_batch, []
 
-    class SourceDataset(list):
-        pass
-
     def followed():
-        batch = SourceDataset(next_batch())
+        batch = next_batch()
         alive.append(sum(reference() is not None for reference in followed.made))
         followed.made.append(weakref.ref(batch))
         return batch

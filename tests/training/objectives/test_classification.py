@@ -137,7 +137,7 @@ def test_epoch__reports_and_refuses(accelerator):
     skipped = {}
     for _ in range(3):
         batch = work.next_batch()
-        skipped |= work.skipped(batch)
+        skipped |= dict(batch.skipped)
     assert list(skipped) == ["3.png"]
     work.train.dataset.strict = True
     work.begin_epoch(0, 0)
@@ -152,7 +152,7 @@ def test_names__are_those_of_the_images_that_were_used(accelerator):
     work.begin_epoch(0, 0)
     for _ in range(3):
         batch = work.next_batch()
-        assert work.names(work.keys(batch)) == [f"{colour}.png" for colour in batch.images[:, 0, 0, 0].tolist()]
+        assert work.names(batch.keys) == [f"{colour}.png" for colour in batch.images[:, 0, 0, 0].tolist()]
 
 
 def test_evaluate__by_hand(accelerator):
@@ -160,7 +160,7 @@ def test_evaluate__by_hand(accelerator):
     net.drop.eval()
     work = working(accelerator, net, source, classes=8)
     counted = []
-    values, skipped = work.evaluate(net, lambda images, doing: counted.append((images, doing)))
+    values, skipped = work.evaluate(net, counted.append)
     kept = torch.tensor([number for number in range(12) if number not in (5, 6)])
     logits = net.fc(normalised(kept.view(-1, 1, 1, 1).expand(-1, 3, 1, 1)).flatten(1))
     labels = kept % 2
@@ -168,7 +168,7 @@ def test_evaluate__by_hand(accelerator):
     assert values["val_top1"] == pytest.approx(100 * (logits.argmax(-1) == labels).float().mean().item())
     five = (logits.topk(5).indices == labels[:, None]).any(1).float().mean().item()
     assert values["val_top5"] == pytest.approx(100 * five)
-    assert skipped.keys() == {"5.png", "6.png"} and sum(images for images, _ in counted) == 10
+    assert skipped.keys() == {"5.png", "6.png"} and sum(counted) == 10
     assert net.training and not net.drop.training  # each part as it was
     assert values.keys() == {"val_loss", "val_top1", "val_top5"}
 

@@ -111,7 +111,7 @@ def test_evaluate__in_eval_mode_and_none_for_figures_that_are_undefined():
     batches = [batch_of(2, None), DenseBatch([], [], (), ()), batch_of(1, None)]
     work, scorer = work_for(val=batches)
     told = []
-    values, skipped = work.evaluate(nn.Linear(1, 1).train(), lambda count, _: told.append(count))
+    values, skipped = work.evaluate(nn.Linear(1, 1).train(), told.append)
     assert values == {"val_miou": 3.0, "val_macc": None, "val_classes": 2} and skipped == {"bad.png": "torn"}
     assert scorer.modes == [(False, True)] * 2 and told == [2, 1]
     assert (work.goal, work.evaluations) == ("val_miou", 3)
@@ -130,7 +130,4 @@ def test_batches__a_failure_ends_the_run_with_its_own_words():
 
 
 def test_names__of_a_batch():
-    work, _ = work_for()
-    batch = batch_of(2, None)
-    assert work.names(work.keys(batch)) == ["image 0", "image 1"]
-    assert work.skipped(batch) == {"bad.png": "torn"}
+    assert work_for()[0].names(batch_of(2, None).keys) == ["image 0", "image 1"]
