@@ -25,7 +25,7 @@ from .objectives.steps import make_task
 from .parts import SMALLEST, Begun, Parts
 from .recipes import Recipe
 from .request import Request
-from .settings import history
+from .settings import describe
 
 EDITS = ("pool", "pool_args", "broadcast", "broadcast_args")
 # What stays of timm's description of a model once it is trained on something else.
@@ -108,30 +108,16 @@ def _arguments(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def _describe(
-    settings: Mapping[str, Any],
-    recipe: Recipe,
-    splits: Splits,
-    model: Any,
-    transforms: Transforms,
-    how: Mapping[str, Any],
+    settings: Mapping[str, Any], recipe: Recipe, splits: Splits, model: Any, seen: Transforms, how: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """config.json of a classifier: what timm reads to load the run, and below "broadsight" what it was."""
     arguments, architecture = _arguments(settings, recipe), settings["model"].split(".")[0]
     if settings["pool"] or settings["broadcast"]:
         arguments |= {"backbone": settings["model"], **{key: settings[key] for key in EDITS if settings[key]}}
         architecture = "edited"
     check_arguments(architecture, arguments, "--model-args")  # else nobody could open the run again
     config = {k: v for k, v in model.pretrained_cfg.items() if v is not None and k in KEPT}
-    side = recipe.eval_size or transforms.size
-    config |= dict(input_size=[transforms.channels, side, side], mean=transforms.mean, std=transforms.std)
-    config |= dict(crop_pct=transforms.crop_pct, num_classes=len(splits.classes))
-    config |= dict(interpolation=transforms.interpolation.replace("random", "bicubic"))
-    return {
-        "architecture": architecture,
-        "num_classes": len(splits.classes),
-        "num_features": model.num_features,
-        "label_names": list(splits.classes),
-        "model_args": arguments,
-        "pretrained_cfg": config,
-        "broadsight": history(settings, recipe, splits.description, model, how),
-    }
+    side, interpolation = recipe.eval_size or seen.size, seen.interpolation.replace("random", "bicubic")
+    config |= dict(input_size=[seen.channels, side, side], mean=seen.mean, std=seen.std, crop_pct=seen.crop_pct)
+    config |= dict(interpolation=interpolation, num_classes=len(splits.classes))
+    about = dict(architecture=architecture, num_features=model.num_features, model_args=arguments)
+    return describe(settings, recipe, splits, model, how, **about, pretrained_cfg=config)

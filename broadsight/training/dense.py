@@ -28,7 +28,7 @@ from .objectives.dense import DenseWork
 from .parts import Begun, Parts
 from .recipes import Recipe
 from .request import Request
-from .settings import history
+from .settings import describe
 
 SCENES = 128  # pixels of scenes that nobody has asked a size for
 LARGEST = 320  # pixels that are chosen for images of unknown size
@@ -127,18 +127,10 @@ def _make_model(
 ) -> tuple[Any, dict[str, Any]]:
     """The model as it will be trained, and the arguments that `make_dense_model` makes it from again."""
     head = settings["head"]
-    arguments: dict[str, Any] = dict(
-        head=head,
-        backbone=settings["model"],
-        num_classes=len(splits.classes),
-        neck=settings["neck"],
-        neck_args=settings["neck_args"] or None,
-        head_args={**_sizes(head, settings["task"], recipe, splits), **settings["head_args"]},
-        backbone_args=parts.with_rates(settings["model_args"], recipe),
-        broadcast=settings["broadcast"],
-        broadcast_args=settings["broadcast_args"] or None,
-    )
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    own = {name: settings[name] for name in ("neck", "neck_args", "broadcast", "broadcast_args") if settings[name]}
+    arguments: dict[str, Any] = dict(head=head, backbone=settings["model"], num_classes=len(splits.classes), **own)
+    arguments["head_args"] = {**_sizes(head, settings["task"], recipe, splits), **settings["head_args"]}
+    arguments["backbone_args"] = parts.with_rates(settings["model_args"], recipe)
     make = partial(make_dense_model, **arguments, pretrained_backbone=pretrained)
     model = parts.created(make, f"{head} on {settings['model']}", settings, pretrained)
     model.stages.frozen_stats = recipe.frozen_stats
@@ -173,27 +165,18 @@ def _describe(
     arguments: Mapping[str, Any],
     how: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """config.json: what timm reads to load the run; below "broadsight" its history and what its labels mean."""
-    stages, classes = model.stages, len(splits.classes)
+    stages, side = model.stages, _side(recipe)
     given = {name: value for name, value in arguments.items() if name != "num_classes"}
     check_arguments("dense_model", given, "--model-args")  # or the run could not be opened again
-    size = [stages.in_chans, _side(recipe), _side(recipe)]
-    return {
-        "architecture": "dense_model",
-        "num_classes": classes,
-        "num_features": stages.channels[-1],
-        "label_names": list(splits.classes),
-        "model_args": given,
-        "pretrained_cfg": {"input_size": size, "mean": stages.mean, "std": stages.std, "num_classes": classes},
-        "broadsight": {
-            **history(settings, recipe, splits.description, model, how),
-            "goal": GOALS[settings["task"]],
-            "labels": {
-                "category_ids": {str(label): number for label, number in splits.train.category_ids.items()},
-                "keypoint_names": list(splits.keypoint_names),
-                "flip_pairs": [list(pair) for pair in splits.flip_pairs],
-                "skeleton": [list(pair) for pair in splits.skeleton],
-                "keypoint_offset": splits.keypoint_offset,
-            },
-        },
+    config = dict(input_size=[stages.in_chans, side, side], mean=stages.mean, std=stages.std)
+    config |= dict(num_classes=len(splits.classes))
+    about = dict(architecture="dense_model", num_features=stages.channels[-1], model_args=given, pretrained_cfg=config)
+    found = describe(settings, recipe, splits, model, how, **about)
+    labels = {
+        "category_ids": {str(label): number for label, number in splits.train.category_ids.items()},
+        "keypoint_names": list(splits.keypoint_names),
+        "flip_pairs": [list(pair) for pair in splits.flip_pairs],
+        "skeleton": [list(pair) for pair in splits.skeleton],
+        "keypoint_offset": splits.keypoint_offset,
     }
+    return found | {"broadsight": {**found["broadsight"], "goal": GOALS[settings["task"]], "labels": labels}}

@@ -87,17 +87,11 @@ def _train_one(request: Request, reporter: Reporter | None, quiet: bool) -> Outc
         finally:
             processes.leave()
         about, folder = prepared.description["broadsight"], prepared.engine.folder
+        name, seconds = title(about["settings"]), time.monotonic() - started
+        notes, goal = (*prepared.notes, *prepared.engine.repairs), label(prepared.engine.work.goal)
         judged = [line[CLASSES_JUDGED] for line in folder.metrics() if CLASSES_JUDGED in line]
-        outcome = Outcome(
-            folder.path,
-            title(about["settings"]),
-            progress,
-            about["parameters"],
-            time.monotonic() - started,
-            (*prepared.notes, *prepared.engine.repairs),
-            goal=label(prepared.engine.work.goal),
-            over=over_classes(judged[-1], prepared.description["num_classes"]) if judged else "",
-        )
+        over = over_classes(judged[-1], prepared.description["num_classes"]) if judged else ""
+        outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, notes, goal, over)
         if reporter is None or not folder.writing:
             return outcome
         page, metrics = folder.path / REPORT, folder.path / METRICS
@@ -212,21 +206,9 @@ def prepare(
     wrapped, stepping = accelerator.prepare(model, optimizer)
     work = parts.work(wrapped, model)
     epochs = recipe.epochs + recipe.cooldown_epochs
-    engine = Engine(
-        accelerator,
-        work,
-        wrapped,
-        model,
-        stepping,
-        scheduler,
-        average,
-        recipe,
-        folder,
-        Display(accelerator.process_index, total_images(work, epochs), request.plain, quiet),
-        seed=settings["seed"],
-        log_every=settings["log_every"],
-        checkpoint_minutes=request.checkpoint_minutes,
-    )
+    display = Display(accelerator.process_index, total_images(work, epochs), request.plain, quiet)
+    how = {name: settings[name] for name in ("seed", "log_every")} | dict(checkpoint_minutes=request.checkpoint_minutes)
+    engine = Engine(accelerator, work, wrapped, model, stepping, scheduler, average, recipe, folder, display, **how)
     summary = (
         f"{title(settings)}: {parts.description['broadsight']['parameters'] / 1e6:.2f} M parameters; {parts.summary}; "
         f"{epochs} epochs of {updates} updates; {device.type}, processes: {count}, threads: {threads}; {folder.path}"

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ..data.contents import same_contents
 from ..data.seeds import SCHEME
 from ..data.stratify import METHOD
@@ -188,23 +186,20 @@ def _agrees(asked: Any, stored: Any) -> bool:
     return asked == stored
 
 
-def history(
-    settings: Mapping[str, Any], recipe: Recipe, data: Mapping[str, Any], model: nn.Module, how: Mapping[str, Any]
+def describe(
+    settings: Mapping[str, Any], recipe: Recipe, splits: Any, model: Any, how: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """What a run is and where it comes from, of any task."""
-    return {
-        "task": settings["task"],
-        "settings": dict(settings),
-        "recipe": asdict(recipe),
-        "data": dict(data),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **how,
-        "launch": launch(),
-        "seed": settings["seed"],
-        "versions": versions(),
-        "commit": commit(),
-        "started": now(),
-    }
+    """config.json: what timm reads to load the run, and below "broadsight" what it is and where it comes from.
+
+    Args:
+        how: It is run: the command, the processes.
+        more: What timm reads beside the classes.
+    """
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    about = dict(task=settings["task"], settings=dict(settings), recipe=asdict(recipe), data=dict(splits.description))
+    about |= dict(parameters=parameters, **how, launch=launch(), seed=settings["seed"])
+    about |= dict(versions=versions(), commit=commit(), started=now())
+    return dict(num_classes=len(splits.classes), label_names=list(splits.classes), **more, broadsight=about)
 
 
 def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> list[str]:
