@@ -29,11 +29,7 @@ CHOICES = {
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:
-    """The model's logits (B, C): the mean over its groups.
-
-    A group's logits are its tokens', the mean of these and its distillation tokens' where it has some, or the averaged
-    token's in a light model.
-    """
+    """The model's logits (B, C), the mean over its groups: of tokens and distillation tokens, or of averaged ones."""
     tokens, average, distill = _fields(group_logits)
     if tokens is not None:
         return (tokens if distill is None else (tokens + distill) / 2).mean(1)
@@ -191,7 +187,7 @@ class MultiTokenDistillationLoss(nn.Module):
             teacher_criterion = "bce" if binary else "ce"
         check_choice("teacher_criterion", teacher_criterion, CRITERIA)
         self.alpha, self.kind, self.temperature, self.teacher_criterion = alpha, kind, temperature, teacher_criterion
-        # In a tuple torch does not see it: no optimiser gets its weights, no checkpoint of the loss stores them.
+        # In a tuple torch does not see it: no optimiser gets its weights, no checkpoint of the loss stores them
         self._teacher = () if teacher is None else (load_teacher(teacher, pretrained).eval().requires_grad_(False),)
         scale, shift = renormalization(normalization, self.teacher)
         self.register_buffer("scale", scale, persistent=False)

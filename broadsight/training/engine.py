@@ -60,10 +60,12 @@ class Engine:
         self._asked_to_stop = 0
         self._saved_at = time.monotonic()
         self._since_check: list[tuple[Tensor, Any]] = []
+        precise = torch.float32 if self.device.type == "mps" else torch.float64
+        self._interval, self._total = (torch.zeros(n, dtype=precise, device=self.device) for n in (2, 3))
+        self._shown_loss = math.nan
         self._trainable = [parameter for parameter in self.plain.parameters() if parameter.requires_grad]
         self._averaged = None if self.average is None else self.average.module
         self.evaluated_model = self.plain if self._averaged is None else self._averaged
-        self._clear_sums()
 
     def resume(self) -> bool:
         """Continue from the last checkpoint, or the one before if it is damaged; False if there is none.
@@ -87,10 +89,9 @@ class Engine:
         self._leave_out(damages, checkpoint)
         self.scheduler.load_state_dict(self.progress.scheduler)
         self.scheduler.step_update(self.progress.updates)
-        self._clear_sums()
         if self.accelerator.is_main_process:  # the sums were over all processes
-            self._interval += torch.tensor(self.progress.interval, device=self.device, dtype=self._interval.dtype)
-            self._total += torch.tensor(self.progress.total, device=self.device, dtype=self._total.dtype)
+            for sums, values in ((self._interval, self.progress.interval), (self._total, self.progress.total)):
+                sums.copy_(torch.tensor(values, dtype=sums.dtype))
         return True
 
     def _leave_out(self, damages: Mapping[Path, Exception], checkpoint: Path) -> None:
@@ -348,12 +349,6 @@ class Engine:
             return "no checkpoint had been written"
         return f"the last checkpoint, {checkpoint.relative_to(self.folder.path)}, is whole: --resume continues from it"
 
-    def _clear_sums(self) -> None:
-        precise = torch.float32 if self.device.type == "mps" else torch.float64
-        self._interval = torch.zeros(2, dtype=precise, device=self.device)
-        self._total = torch.zeros(3, dtype=precise, device=self.device)
-        self._shown_loss = math.nan
-
     def _epoch_name(self) -> str:
         return f"epoch {self.progress.epoch + 1}/{self.epochs}"
 
@@ -367,8 +362,7 @@ class Engine:
         figures += [f"val loss {figure(line['val_loss'], 4)}"] if "val_loss" in line else []
         figures += [f"{self.work.goal.removeprefix('val_')} {figure(line[self.work.goal], 2)}{' *' * improved}"]
         figures += [f"{self.display.speed():.0f} images/s", self.display.left()]
-        figures += [f"{line['skipped']} images skipped"] if line["skipped"] else []
-        return "  ".join(figures)
+        return "  ".join(figures + [f"{line['skipped']} images skipped"] * bool(line["skipped"]))
 
 
 def total_images(work: Work, epochs: int) -> float:

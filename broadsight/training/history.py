@@ -80,17 +80,11 @@ def check_history(config: Mapping[str, Any], where: str | Path) -> None:
     if about.get("task", TASKS[0]) not in TASKS:
         raise ValueError(f"{where} says task={short(repr(about['task']))}; expected one of {', '.join(TASKS)}")
     if "settings" in about:
-        _check_there(about, {"settings": ("data", "model", "pool", "broadcast", "seed")}, where)
+        check_there(about, {"settings": ("data", "model", "pool", "broadcast", "seed")}, where)
     _check_labels(labels, where)
     model = settings.get("model", "")
     if any(letter in model for letter in ":/\\"):
         raise ValueError(f"{where} says model={short(repr(model))}; expected the name of a model, not a place")
-
-
-def check_dense_history(config: Mapping[str, Any], where: str | Path) -> None:
-    """Refuse the description of a dense run that lacks what its model is built from."""
-    needed = {"settings": ("head", "neck"), "recipe": (), "parameters": (), "labels": LABELS}
-    _check_there(config.get("broadsight", {}), needed, where)
 
 
 def check_own_data(settings: Mapping[str, Any], given: str | None = None) -> None:
@@ -117,8 +111,8 @@ def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], below: str
             raise ValueError(f"{where} is damaged ({below}{name}={short(repr(values[name]))}, expected {names})")
 
 
-def _check_there(about: Mapping[str, Any], needed: Mapping[str, Iterable[str]], where: str | Path) -> None:
-    """Refuse missing parts, and missing names in them."""
+def check_there(about: Mapping[str, Any], needed: Mapping[str, Iterable[str]], where: str | Path) -> None:
+    """Refuse a history without some parts, or names in them."""
     for part, names in needed.items():
         missing = [part] if part not in about else [f"{part}.{name}" for name in names if name not in about[part]]
         if missing:

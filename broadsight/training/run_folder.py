@@ -20,7 +20,7 @@ from ..visual.metrics import GOALS, label
 from ..visual.plots import PALETTE
 from ..weights.reading import metadata_of
 from ..weights.writing import write_weights
-from .history import RUN, check_dense_history, check_history, identity, is_sealed, sealed
+from .history import LABELS, RUN, check_history, check_there, identity, is_sealed, sealed
 
 CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS = "config.json", "metrics.jsonl", "model.safetensors", "last", "previous"
 CURVES, SKIPPED, REPORT = "curves.png", "skipped.json", "report.html"
@@ -59,7 +59,8 @@ class RunFolder:
     def dense_config(self) -> dict[str, Any]:
         """The description of a dense run, with all that its model is built from."""
         config = self.config()
-        check_dense_history(config, self.path / CONFIG)
+        needed = {"settings": ("head", "neck"), "recipe": (), "parameters": (), "labels": LABELS}
+        check_there(config.get("broadsight", {}), needed, self.path / CONFIG)
         return config
 
     @cached_property

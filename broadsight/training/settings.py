@@ -206,7 +206,9 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
     """Refuse to continue a run whose model, classes or images are not these; what the user should know."""
     path = folder.path
     if not is_run(path):
-        if first and path.exists() and not _unmade(path):
+        # Such as a run leaves that was killed while it made its folder
+        unmade = path.is_dir() and all(e.name == LOCK or e.match(f".{CONFIG}.*.part") for e in path.iterdir())
+        if first and path.exists() and not unmade:
             raise ValueError(f"{path} exists and holds no run; choose another --out, nothing was changed")
         return []
     there, here = folder.config(), json.loads(json.dumps(description))
@@ -231,11 +233,6 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
     return []
 
 
-def _unmade(path: Path) -> bool:
-    """Whether a folder is empty, but for what is left of a run that was killed while it made it."""
-    return path.is_dir() and all(entry.name == LOCK or entry.match(f".{CONFIG}.*.part") for entry in path.iterdir())
-
-
 def stored_in(path: Path) -> dict[str, Any]:
     """What the run in a folder was asked for."""
     config = RunFolder(path).config()
@@ -253,19 +250,17 @@ def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
     stem = "-".join(filter(None, [data, title(settings)]))
     taken = numbers_taken(Path("runs"), stem)
     number = max(taken, default=0) + 1
-    if processes.restarted():  # then it is the run that they had begun, if they had
-        begun = (one for one in sorted(taken, reverse=True) if _launch(Path("runs") / f"{stem}-{one}") == launch())
-        number = next(begun, number)
+    for one in sorted(taken, reverse=True) if processes.restarted() else ():  # the run that they had begun, if they had
+        path = Path("runs") / f"{stem}-{one}"
+        if is_run(path) and RunFolder(path).config().get("broadsight", {}).get("launch") == launch():
+            number = one
+            break
     return processes.from_first(Path("runs") / f"{stem}-{number}")
 
 
 def launch() -> str | None:
     """What torchrun calls this start of all processes and its restarts."""
     return os.environ.get("TORCHELASTIC_RUN_ID")
-
-
-def _launch(path: Path) -> str | None:
-    return RunFolder(path).config().get("broadsight", {}).get("launch") if is_run(path) else None
 
 
 def title(settings: Mapping[str, Any]) -> str:

@@ -9,10 +9,8 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..files import whole_file
 from .reading import as_runtime_error, check_values, read_weights
 
 # timm's names, and the packages with their weights.
@@ -24,13 +22,8 @@ MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 COUNTER = "num_batches_tracked"  # of BatchNorm, for training alone
 
 
-def packaged_names() -> list[str]:
-    """timm's names of the models that there are packages for, installed or not."""
-    return list(PACKAGES)
-
-
 def load_packaged(name: str, **create_kwargs: Any) -> nn.Module:
-    """A timm model with the ImageNet weights of an installed package, by one of `packaged_names()`.
+    """A timm model with the ImageNet weights of an installed package, by one of the names of PACKAGES.
 
     Its `pretrained_cfg` says how these weights want images to be normalised. As with timm's own weights, another
     `num_classes` makes a new classifier, and another `in_chans` folds or repeats the first layer.
@@ -45,19 +38,6 @@ def load_packaged(name: str, **create_kwargs: Any) -> nn.Module:
         nn.init.trunc_normal_(classifier.weight, std=0.01)
         nn.init.zeros_(classifier.bias)
     return model
-
-
-def write_packaged(name: str, path: str | Path) -> Path:
-    """Write the weights of an installed package under timm's names, as safetensors, for `broadsight train --init`."""
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"cannot write {path}; expected a name ending in .safetensors")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; create it first")
-    weights = packaged_weights(name)
-    with whole_file(path) as unfinished:
-        save_file({key: value.contiguous() for key, value in weights.items()}, unfinished, metadata={"format": "pt"})
-    return path
 
 
 def packaged_weights(name: str) -> dict[str, Tensor]:

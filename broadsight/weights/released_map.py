@@ -55,10 +55,10 @@ def refuse(what: str, names: list[str], remedy: str) -> None:
 
 
 class Source(NamedTuple):
-    """Where the release keeps one of our tensors: names of equal parts, and the shape of each part."""
+    """Where the release keeps one of our tensors: names of equal parts, and the shapes that each part may have."""
 
     names: tuple[str, ...]
-    shape: Shape
+    shapes: tuple[Shape, ...]
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,20 @@ class Translation:
 
     own: Mapping[str, Tensor]  # the state dict of our module
     sources: dict[str, Source]  # of our names; others have no counterpart in the release
-    constants: dict[str, Tensor]  # of the release, which hold no weights and may be absent
+    constants: Mapping[str, Tensor]  # of the release, which hold no weights and may be absent
+    constant: str = "list of upper-triangle positions"  # what each of them is
     own_constants: frozenset[str] = frozenset()  # our names of such tensors; they keep their values
+    counts: bool = False  # whether a norm has to say how many batches it has seen
     unused: str | None = None  # pattern of further released names that nothing here needs
 
     def to_ours(self, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict with the released values, in new tensors or views of the released ones."""
+        """The state dict with the released values, in new tensors or views of the released ones; or a RuntimeError."""
         without_source = [key for key in self.own if key not in self.sources and key not in self.own_constants]
         refuse("has no counterpart in the release", without_source, "build the module as the authors did")
         expected = {name: key for key, source in self.sources.items() for name in source.names}
-        # How many batches a norm has seen says nothing about the weights, and some tools do not store it.
-        missing = [name for name, key in expected.items() if name not in released and not _is_count(key)]
+        # Some tools do not store how many batches a norm has seen, which says nothing about the weights
+        needed = [name for name, key in expected.items() if self.counts or not _is_count(key)]
+        missing = [name for name in needed if name not in released]
         refuse("is missing", missing, "the source is not this variant")
         unexpected = released.keys() - expected.keys() - self.constants.keys()
         unexpected = sorted(name for name in unexpected if not (self.unused and re.match(self.unused, name)))
@@ -85,21 +88,23 @@ class Translation:
         translated = {key: self._read(key, released) for key in self.own}
         for name in self.constants.keys() & released.keys():
             value, constant = released[name], self.constants[name]
-            same = not value.is_floating_point() and value.shape == constant.shape
-            if not same or not torch.equal(value.cpu().long(), constant):
+            same = value.is_floating_point() == constant.is_floating_point() and value.shape == constant.shape
+            if not same or not torch.equal(value.cpu().to(constant.dtype), constant):
                 raise RuntimeError(
-                    f"{name!r} is not the list of upper-triangle positions that the release stores; the checkpoint was "
-                    "changed; nothing was loaded"
+                    f"{name!r} is not the {self.constant} that the release stores; the checkpoint was changed; "
+                    "nothing was loaded"
                 )
         return translated
 
     def _read(self, key: str, released: Mapping[str, Tensor]) -> Tensor:
-        names, shape = self.sources.get(key, ((), ()))
+        names, shapes = self.sources.get(key, ((), ()))
         parts = [name for name in names if name in released]
         for name in parts:
-            if released[name].shape != shape:
-                came = tuple(released[name].shape)
-                raise RuntimeError(f"{name!r} has shape {came}; expected {shape}: another variant? nothing was loaded")
+            if tuple(released[name].shape) not in shapes:
+                came, expected = tuple(released[name].shape), " or ".join(map(str, dict.fromkeys(shapes)))
+                raise RuntimeError(
+                    f"{name!r} has shape {came}; expected {expected}: another variant? nothing was loaded"
+                )
         if not parts:
             return self.own[key]
         if _is_count(key):  # all groups have seen the same batches
@@ -118,7 +123,7 @@ class Translation:
                 continue
             if key not in self.sources:
                 raise ValueError(f"{key!r} has no counterpart in the release; leave it out")
-            names, shape = self.sources[key]
+            names, (shape, *_) = self.sources[key]
             parts = [value] * len(names) if _is_count(key) else value.reshape(len(names), *shape).unbind()
             translated |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
         return translated
@@ -186,7 +191,7 @@ def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "")
             template = match.expand(template)
             groups = pool.groups if "{g}" in template else 1
             names = tuple(full(template, group) for group in range(groups))
-            sources[key] = Source(names, released_shape(tuple(value.shape), groups))
+            sources[key] = Source(names, (released_shape(tuple(value.shape), groups),))
     constants = {}
     if pool.gram is not None:
         rows, columns = torch.triu_indices(pool.gram.gram_dim, pool.gram.gram_dim, device="cpu")
@@ -281,9 +286,10 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
         elif part == "backbone":
             released = inner.backbone(name)
             if key in parameters or key.endswith(("running_mean", "running_var", "num_batches_tracked")):
-                sources[key] = Source((released,), tuple(value.shape))
+                sources[key] = Source((released,), (tuple(value.shape),))
             else:
                 own_constants.add(key)
                 unused.append(re.escape(released) + "$")
     unused = "|".join(f"(?:{pattern})" for pattern in unused if pattern)
-    return Translation(own, sources, head.constants, frozenset(own_constants), unused or None)
+    kept = dict(own_constants=frozenset(own_constants), unused=unused or None)
+    return Translation(own, sources, head.constants, **kept)

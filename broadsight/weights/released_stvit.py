@@ -19,18 +19,20 @@ from ..models import STViT
 from ..surgery.description import EDITED
 from .reading import as_runtime_error, check_alone, check_tensors, check_values, metadata_of, read_file, weights_in
 from .released_map import (
+    Source,
+    Translation,
     model_from_release,
     model_to_release,
     pool_from_release,
     pool_to_release,
-    refuse,
     without_module_prefix,
 )
 
-Source = str | os.PathLike | Mapping[str, Tensor]
+Given = str | os.PathLike | Mapping[str, Tensor]
+ONE_HOT = torch.eye(9).view(9, 1, 3, 3)  # what the release folds and unfolds with
 
 
-def load_release(module: nn.Module, source: Source) -> nn.Module:
+def load_release(module: nn.Module, source: Given) -> nn.Module:
     """Load released weights into one of our modules, in place, and return it.
 
     Args:
@@ -141,32 +143,17 @@ def _architecture(module: nn.Module) -> str:
 def _renamed_state(
     module: nn.Module, released_name: Callable[[str], str], given: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    target = module.state_dict()
-    names = {key: released_name(key) for key in target}
-    unexpected = given.keys() - set(names.values())
-    folds = {name for name in unexpected if re.search(r"(^|\.)(un)?fold\.weights$", name)}
-    for name in folds:
-        if given[name].shape != (9, 1, 3, 3) or not torch.equal(given[name].reshape(9, 9).float().cpu(), torch.eye(9)):
-            raise RuntimeError(
-                f"{name!r} is not the constant one-hot kernel of the release; the checkpoint was changed"
-            )
-    refuse("is missing", [name for name in names.values() if name not in given], "the source is not this variant")
-    refuse("is unexpected", sorted(unexpected - folds), "build the variant that the checkpoint was saved from")
-    return {key: _reshape(given[name], target[key].shape, name) for key, name in names.items()}
-
-
-def _reshape(value: Tensor, shape: torch.Size, name: str) -> Tensor:
     """Our linear layers are the release's 1x1 convolutions, and our scales its (1, C, 1, 1) maps: same numbers."""
-    convolution = len(shape) == 2 and value.shape == (*shape, 1, 1)
-    scale = "gamma" in name and value.shape == (1, *shape, 1, 1)
-    if value.shape == shape or convolution or scale:
-        return value.reshape(shape)
-    raise RuntimeError(
-        f"{name!r} has shape {tuple(value.shape)}; expected the values of {tuple(shape)}: another variant?"
-    )
+    sources = {}
+    for key, value in module.state_dict().items():
+        name, shape = released_name(key), tuple(value.shape)
+        more = [(*shape, 1, 1)] if len(shape) == 2 else [(1, *shape, 1, 1)] if "gamma" in name else []
+        sources[key] = Source((name,), (shape, *more))
+    folds = {name: ONE_HOT for name in given if re.search(r"(^|\.)(un)?fold\.weights$", name)}
+    return Translation(module.state_dict(), sources, folds, "constant one-hot kernel", counts=True).to_ours(given)
 
 
-def _read(source: Source) -> tuple[Any, Mapping[str, Tensor]]:
+def _read(source: Given) -> tuple[Any, Mapping[str, Tensor]]:
     """All that the source holds, and its weights."""
     if isinstance(source, Mapping):
         return source, check_tensors(source, "the source")

@@ -5,10 +5,9 @@ from collections import OrderedDict
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 
 from broadsight.weights import packaged as packaged_weights
-from broadsight.weights.packaged import load_packaged, packaged_names, write_packaged
+from broadsight.weights.packaged import load_packaged
 from tests.refusals import refused
 
 NAME = "tf_efficientnet_lite0"
@@ -45,6 +44,7 @@ def test_load_packaged__by_order(model, package):
     package(released(model))
     ours = load_packaged(NAME).eval()
     loaded = ours.state_dict()
+    assert loaded.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
         assert torch.equal(loaded[key], value), key
     config = ours.pretrained_cfg
@@ -62,17 +62,6 @@ def test_load_packaged__other_classes_and_grey(model, package):
         torch.testing.assert_close(
             ours.forward_features(grey), model.forward_features(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5
         )
-
-
-def test_write_packaged__what_timm_loads(model, package, tmp_path):
-    package(released(model))
-    path = write_packaged(NAME, tmp_path / "lite0.safetensors")
-    weights = load_file(path)
-    assert weights.keys() == model.state_dict().keys()
-    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items() if "num_" not in key)
-    refused(r"lite0\.pth; expected a name ending in \.safetensors", write_packaged, NAME, tmp_path / "lite0.pth")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; create it first"):
-        write_packaged(NAME, tmp_path / "nowhere" / "lite0.safetensors")
 
 
 def test_load_packaged__another_model(model, package):
@@ -101,7 +90,7 @@ def test_load_packaged__no_package(package, monkeypatch):
 
 @pytest.mark.parametrize(("name", "label", "logit"), [(NAME, 782, 3.26997), ("tf_efficientnet_lite1", 149, 4.23067)])
 def test_load_packaged__the_real_packages(name, label, logit):
-    assert name in packaged_names()
+    assert name in packaged_weights.PACKAGES
     try:
         model = load_packaged(name).eval()
     except ModuleNotFoundError as error:
