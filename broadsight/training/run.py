@@ -207,8 +207,9 @@ def prepare(
     work = parts.work(wrapped, model)
     epochs = recipe.epochs + recipe.cooldown_epochs
     display = Display(accelerator.process_index, total_images(work, epochs), request.plain, quiet)
-    how = {name: settings[name] for name in ("seed", "log_every")} | dict(checkpoint_minutes=request.checkpoint_minutes)
-    engine = Engine(accelerator, work, wrapped, model, stepping, scheduler, average, recipe, folder, display, **how)
+    own: dict[str, Any] = {name: settings[name] for name in ("seed", "log_every")}
+    own |= dict(checkpoint_minutes=request.checkpoint_minutes)
+    engine = Engine(accelerator, work, wrapped, model, stepping, scheduler, average, recipe, folder, display, **own)
     summary = (
         f"{title(settings)}: {parts.description['broadsight']['parameters'] / 1e6:.2f} M parameters; {parts.summary}; "
         f"{epochs} epochs of {updates} updates; {device.type}, processes: {count}, threads: {threads}; {folder.path}"

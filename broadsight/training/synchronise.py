@@ -40,11 +40,12 @@ class SharedBatchNorm(_BatchNorm):
         centred = x - (sums[:-1] / total).view(shape)
         variance = _SumOverProcesses.apply((centred * centred).sum(over)) / total
         if self.track_running_stats:
-            assert None not in (self.num_batches_tracked, self.running_mean, self.running_var)
-            self.num_batches_tracked.add_(1)
-            weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-            self.running_mean.lerp_(sums[:-1].detach() / total, weight)
-            self.running_var.lerp_(variance.detach() * total / (total - 1).clamp(min=1), weight)
+            seen, running_mean, running_var = self.num_batches_tracked, self.running_mean, self.running_var
+            assert seen is not None and running_mean is not None and running_var is not None
+            seen.add_(1)
+            weight = self.momentum if self.momentum is not None else 1 / float(seen)
+            running_mean.lerp_(sums[:-1].detach() / total, weight)
+            running_var.lerp_(variance.detach() * total / (total - 1).clamp(min=1), weight)
         output = centred * (variance + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             output = output * self.weight.view(shape) + self.bias.view(shape)

@@ -291,5 +291,5 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
                 own_constants.add(key)
                 unused.append(re.escape(released) + "$")
     unused = "|".join(f"(?:{pattern})" for pattern in unused if pattern)
-    kept = dict(own_constants=frozenset(own_constants), unused=unused or None)
+    kept: dict[str, Any] = dict(own_constants=frozenset(own_constants), unused=unused or None)
     return Translation(own, sources, head.constants, **kept)

@@ -37,9 +37,6 @@ class Failed(RuntimeError):
 class Work:
     """What is learned: batches in their order, what a pass over one computes, and how good the model is.
 
-    A task gives the step over a batch, and the figures of an evaluation: `_begin_scores` forgets earlier batches,
-    `_score` adds one and returns its number of images, `_scores` are the figures over all processes.
-
     Args:
         train, order: Training batches, and what decides their order.
         val: Batches of evaluation.
@@ -50,10 +47,11 @@ class Work:
     counts_correct = False  # whether steps count correct answers
     stays_in_eval = False  # whether the model learns in eval mode
     unreadable: type[Exception] = Failed  # is raised for a batch that could not be prepared
-    step: Callable[[Any], Step]
-    _begin_scores: Callable[[], None]
-    _score: Callable[[nn.Module, Any], int]
-    _scores: Callable[[], dict[str, float | None]]
+    # What a task defines
+    step: Any  # the Step over a batch
+    _begin_scores: Any  # forgets the batches of earlier evaluations
+    _score: Any  # adds a batch to the figures of a model; returns its number of images
+    _scores: Any  # the figures over all processes, None where one has no value
 
     def __init__(self, accelerator: Accelerator, train: DataLoader, order: TrainOrder, val: DataLoader):
         self.accelerator, self.device = accelerator, accelerator.device
