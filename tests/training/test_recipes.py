@@ -30,89 +30,67 @@ RAW = yaml.safe_load((files("broadsight.training") / "recipes.yaml").read_text()
 # ---- fields and their types
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("epochs=10", 10),
-        ("lr=1e-3", 0.001),
-        ("lr=.5", 0.5),
-        ("lr=2", 2.0),
-        ("clip_norm=none", None),
-        ("clip_norm=null", None),
-        ("clip_norm=", None),
-        ("clip_norm=1", 1.0),
-        ("image_size=None", None),
-        ("fit_batch=true", True),
-        ("fit_batch=False", False),
-        ("scale=0.5,1", (0.5, 1.0)),
-        ("scale=0.5, 1", (0.5, 1.0)),
-        ("scale=[0.5, 1.0]", (0.5, 1.0)),
-        ("betas=0.9,0.95", (0.9, 0.95)),
-        ("betas=none", None),
-        ("auto_augment=rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5-inc1"),
-        ("auto_augment=none", None),
-        ("optimizer=sgd", "sgd"),
-        ("distill=none", "none"),
-        ("inter=-0.5", -0.5),
-        ("loss=bce", "bce"),
-    ],
-)
-def test_change__reads_text_as_its_field(text, value):
-    (name,) = changes = assignments([text])
-    found = getattr(Recipe(warmup_epochs=0).change(changes), name)
-    assert found == value and type(found) is type(value)
+READ = {
+    "epochs": {"10": 10},
+    "lr": {"1e-3": 0.001, ".5": 0.5, "2": 2.0},
+    "clip_norm": {"none": None, "null": None, "": None, "1": 1.0},
+    "image_size": {"None": None},
+    "fit_batch": {"true": True, "False": False},
+    "scale": {"0.5,1": (0.5, 1.0), "0.5, 1": (0.5, 1.0), "[0.5, 1.0]": (0.5, 1.0)},
+    "betas": {"0.9,0.95": (0.9, 0.95), "none": None},
+    "auto_augment": {"rand-m9-mstd0.5-inc1": "rand-m9-mstd0.5-inc1", "none": None},
+    "optimizer": {"sgd": "sgd"},
+    "distill": {"none": "none"},
+    "inter": {"-0.5": -0.5},
+    "loss": {"bce": "bce"},
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("epocs=3", "unknown recipe field 'epocs'; did you mean 'epochs'?"),
-        ("warmup=3", "unknown recipe field 'warmup'; did you mean 'warmup_lr'?"),
-        ("Lr=3", "unknown recipe field 'Lr'; did you mean 'lr'?"),
-        ("epochs=ten", "epochs=ten; expected a whole number"),
-        ("epochs=1.5", "epochs=1.5; expected a whole number"),
-        ("epochs=none", "epochs=none; expected a whole number"),
-        ("epochs=true", "epochs=true; expected a whole number"),
-        ("lr=fast", "lr=fast; expected a number"),
-        ("lr=nan", "lr=nan; expected a number"),
-        ("lr=inf", "lr=inf; expected a number"),
-        ("clip_norm=tight", "clip_norm=tight; expected a number or none"),
-        ("image_size=big", "image_size=big; expected a whole number or none"),
-        ("fit_batch=maybe", "fit_batch=maybe; expected true or false"),
-        ("scale=0.5", "scale=0.5; expected two numbers, such as 0.08,1"),
-        ("scale=1,2,3", "scale=1,2,3; expected two numbers"),
-        ("schedule=linear", "schedule=linear; expected one of cosine, constant"),
-        ("interpolation=cubic", "interpolation=cubic; expected one of bicubic, bilinear, nearest, random or none"),
-        ("precision=fp8", "precision=fp8; expected one of fp32, bf16, fp16"),
-        # out of range
-        ("epochs=0", "epochs=0; expected 1 or more"),
-        ("batch_size=-4", "batch_size=-4; expected 1 or more"),
-        ("repeated_aug=0", "repeated_aug=0; expected 1 or more"),
-        ("lr=0", "lr=0.0; expected more than 0"),
-        ("temperature=-1", "temperature=-1.0; expected more than 0"),
-        ("weight_decay=-1", "weight_decay=-1.0; expected 0 or more"),
-        ("smoothing=1.5", "smoothing=1.5; expected between 0 and 1"),
-        ("ema=2", "ema=2.0; expected between 0 and 1"),
-        ("drop_path=1.5", "drop_path=1.5; expected"),
-        ("layer_decay=0", "layer_decay=0.0; expected"),
-        ("crop_pct=2", "crop_pct=2.0; expected"),
-        ("image_size=0", "image_size=0; expected"),
-        ("scale=1,0.5", r"scale=\(1.0, 0.5\); expected two areas, the smaller first"),
-        ("ratio=0,1", r"ratio=\(0.0, 1.0\); expected two aspects"),
-        ("warmup_epochs=301", "warmup_epochs=301.0; expected at most epochs=300"),
-        ("warmup_lr=-1", "warmup_lr="),
-        ("color_jitter=-1", "color_jitter="),
-        ("mixup_off_epoch=-1", "mixup_off_epoch="),
-        ("eps=-1", "eps="),
-        ("smoothing=1", "smoothing="),
-        # of each other
-        ("accumulate=3", "batch_size=1024 does not divide into accumulate=3 equal passes.*such as batch_size=1023"),
-        ("distill=hard", "distill=hard without a teacher, a timm name or a run folder"),
-        ("teacher=resnet50", "teacher=resnet50 without a distill: hard or soft"),
-    ],
-)
-def test_change__refuses(text, message):
-    refused(f"^{message.replace('?', '[?]')}", Recipe().change, assignments([text]))
+@pytest.mark.parametrize("name", READ)
+def test_change__reads_text_as_its_field(name):
+    for text, value in READ[name].items():
+        found = getattr(Recipe(warmup_epochs=0).change({name: text}), name)
+        assert found == value and type(found) is type(value)
+
+
+REFUSED = {
+    "a whole number": "epochs=ten epochs=1.5 epochs=none epochs=true",
+    "a number": "lr=fast lr=nan lr=inf",
+    "a number or none": "clip_norm=tight",
+    "a whole number or none": "image_size=big",
+    "true or false": "fit_batch=maybe",
+    "two numbers, such as 0.08,1": "scale=0.5 scale=1,2,3",
+    "one of cosine, constant, step, poly": "schedule=linear",
+    "one of bicubic, bilinear, nearest, random or none": "interpolation=cubic",
+    "one of fp32, bf16, fp16": "precision=fp8",
+    "1 or more": "epochs=0 batch_size=-4 repeated_aug=0",
+    "more than 0": "lr=0 temperature=-1 eps=-1 image_size=0",
+    "0 or more": "weight_decay=-1 warmup_lr=-1 color_jitter=-1 mixup_off_epoch=-1",
+    "between 0 and 1": "smoothing=1.5 ema=2 drop_path=1.5 layer_decay=0 crop_pct=2",
+    "less than 1": "smoothing=1",
+    "two areas, the smaller first": "scale=1,0.5",
+    "two aspects, the smaller first": "ratio=0,1",
+    "at most epochs=300": "warmup_epochs=301",
+}
+OUT_OF_RANGE = list(REFUSED)[list(REFUSED).index("1 or more") :]
+UNKNOWN = {"epocs": "epochs", "warmup": "warmup_lr", "Lr": "lr"}
+OF_EACH_OTHER = {
+    "accumulate=3": "batch_size=1024 does not divide into accumulate=3 equal passes.*such as batch_size=1023",
+    "distill=hard": "distill=hard without a teacher, a timm name or a run folder",
+    "teacher=resnet50": "teacher=resnet50 without a distill: hard or soft",
+}
+
+
+def test_change__refuses():
+    for expected, texts in REFUSED.items():
+        for text in texts.split():
+            (name,) = given = assignments([text])
+            value = r"[\d(), .-]+" if expected in OUT_OF_RANGE else given[name]  # as it was read, or as it came
+            refused(f"^{name}={value}; expected {expected}$", Recipe().change, given)
+    for name, meant in UNKNOWN.items():
+        refused(f"^unknown recipe field '{name}'; did you mean '{meant}'[?]", Recipe().change, {name: "3"})
+    for text, message in OF_EACH_OTHER.items():
+        refused(f"^{message}", Recipe().change, assignments([text]))
 
 
 def test_change__several_and_what_a_run_stores():

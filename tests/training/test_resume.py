@@ -28,7 +28,19 @@ from broadsight.training.run_folder import RunFolder
 from broadsight.weights import writing
 from tests.refusals import refused
 
-from .runs import Moments, again, command, everything_in, fitting, kill, left_by, resuming, small, wait_for
+from .runs import (
+    Moments,
+    again,
+    command,
+    everything_in,
+    fitting,
+    kill,
+    left_by,
+    new_processes,
+    resuming,
+    small,
+    wait_for,
+)
 from .test_checkpoints import FILES
 from .test_damage import MUTATIONS
 
@@ -495,39 +507,19 @@ def test_stopped__names_a_command_that_can_be_typed_and_a_second_interrupt_stops
     assert list((tmp_path / "run" / "last").iterdir()) == []
 
 
-NURSERY = """
-import json, os, sys
-from broadsight.cli.main import main
-import broadsight.models, broadsight.training
-for line in sys.stdin:
-    argv, said = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = main(argv)
-        sys.stderr.flush()
-        os._exit(code)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
+def commanded(argv, said):
+    """In a process of its own: a command, whose errors are written down."""
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(main(argv))
 
 
-@pytest.fixture(scope="module")
-def nursery():
-    """Starts processes that train, without the time that importing torch takes each."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-
-        def start(argv, said):
-            process.stdin.write(json.dumps([argv, str(said)]) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
-
-        yield start
-        process.stdin.close()
+def started(argv, folder, said):
+    """A process that trains, once it has written metrics."""
+    process = new_processes().Process(target=commanded, args=(argv, said))
+    process.start()
+    wait_for((folder / "metrics.jsonl").exists)
+    return process
 
 
 def options(images, folder, workers):
@@ -543,25 +535,25 @@ def four_epochs(images, tmp_path_factory):
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_process_killed__same_result(workers, nursery, four_epochs, images, tmp_path):
+def test_process_killed__same_result(workers, four_epochs, images, tmp_path):
     folder = tmp_path / "run"
     argv, delay = options(images, folder, workers), random.uniform(0, 0.5)
-    process, code = nursery(argv, tmp_path / "said")
-    wait_for((folder / "metrics.jsonl").exists)
+    process = started(argv, folder, tmp_path / "said")
     time.sleep(delay)
-    os.kill(process, signal.SIGKILL)
-    assert code() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert main([*argv, "--resume"]) == 0
     assert left_by(folder) == four_epochs, f"killed after {delay} s"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_process_asked_to_stop__same_result(number, nursery, four_epochs, images, tmp_path):
+def test_process_asked_to_stop__same_result(number, four_epochs, images, tmp_path):
     folder = tmp_path / "run"
-    process, code = nursery(options(images, folder, 1), tmp_path / "said")
-    wait_for((folder / "metrics.jsonl").exists)
-    os.kill(process, number)
-    assert code() == 128 + number
+    process = started(options(images, folder, 1), folder, tmp_path / "said")
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == 128 + number
     said = (tmp_path / "said").read_text()
     assert "Traceback" not in said
     assert said.splitlines()[-1].endswith(f"and saved; continue with: broadsight train --resume --out {folder}")

@@ -61,12 +61,20 @@ def two_epochs(images, tmp_path_factory):
     return folder
 
 
-def test_files(two_epochs):
+def test_files_and_metrics(two_epochs):
     names = sorted(path.name for path in two_epochs.iterdir() if not path.name.startswith("."))
     assert names == ["config.json", "events", "last", "metrics.jsonl", "model.safetensors", "previous"]
     assert [path.name for path in (two_epochs / "last").iterdir()] == ["update-000000006-evaluated"]
     assert [path.name for path in (two_epochs / "previous").iterdir()] == ["update-000000006"]
     assert is_run(two_epochs) and not is_run(two_epochs / "last")
+    lines = [json.loads(line) for line in (two_epochs / "metrics.jsonl").read_text().splitlines()]
+    steps, ends = (("updates", 2, 1), ("updates", 3, 1)), (("updates", 4, 2), ("updates", 6, 2))
+    places = [(line["kind"], line["updates"], line["epoch"]) for line in lines]
+    assert places == [*steps, ("epoch", 3, 1), *ends, ("epoch", 6, 2)]
+    figures = {"train_loss", "train_top1", "val_loss", "val_top1", "best", "best_epoch", "skipped"}
+    names = {"updates": {"loss", "lr"}, "epoch": figures}
+    assert all(line.keys() == {"kind", "updates", "epoch"} | names[line["kind"]] for line in lines)
+    assert lines[2]["train_loss"] == pytest.approx((2 * lines[0]["loss"] + lines[1]["loss"]) / 3)
 
 
 def test_config(runs, images):
@@ -110,7 +118,7 @@ def test_timm_loads_the_best_weights(name, classes, runs):
     assert model(torch.randn(2, *model.pretrained_cfg["input_size"])).shape == (2, classes)
 
 
-def test_timm_predicts_as_the_run_evaluated(runs, images):
+def test_timm_predicts_as_the_run_evaluated__and_another_run_begins_from_it(runs, images, tmp_path):
     """The transforms that timm reads from the folder, and its weights: the accuracy that the run reports."""
     folder = runs("grey")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -123,26 +131,10 @@ def test_timm_predicts_as_the_run_evaluated(runs, images):
             right.append(int(model(image[None]).argmax()) == label)
     (line,) = lines_of(folder, "epoch")
     assert 100 * sum(right) / len(right) == line["val_top1"]
-
-
-def test_timm_loads__begin_another_run(runs, images, tmp_path):
-    """A run folder is something to begin from, and the first weights are its."""
     still = dict(lr=1e-30, min_lr=0, warmup_epochs=0, epochs=1)
     train(small(images, tmp_path / "run", model="test_vit", init=str(runs("plain")), changes=still))
     before, after = load_file(runs("plain") / "model.safetensors"), load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(before[name], value) for name, value in after.items())
-
-
-def test_metrics(two_epochs):
-    lines = [json.loads(line) for line in (two_epochs / "metrics.jsonl").read_text().splitlines()]
-    steps, ends = (("updates", 2, 1), ("updates", 3, 1)), (("updates", 4, 2), ("updates", 6, 2))
-    places = [(line["kind"], line["updates"], line["epoch"]) for line in lines]
-    assert places == [*steps, ("epoch", 3, 1), *ends, ("epoch", 6, 2)]
-    assert all(line.keys() == {"kind", "updates", "epoch", "loss", "lr"} for line in lines if line["kind"] == "updates")
-    figures = {"train_loss", "train_top1", "val_loss", "val_top1", "best", "best_epoch", "skipped"}
-    assert all(line.keys() == {"kind", "updates", "epoch"} | figures for line in lines if line["kind"] == "epoch")
-    first = lines[2]
-    assert first["train_loss"] == pytest.approx((2 * lines[0]["loss"] + lines[1]["loss"]) / 3)
 
 
 def expected_events(folder):
