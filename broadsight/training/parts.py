@@ -117,13 +117,7 @@ def _fault(description: Mapping[str, Any], model: nn.Module) -> str | None:
 
 
 def check_passes(model: Any, images: Any, classes: int | None, size: int) -> None:
-    """Refuse a model that does not take the images of the run, or does not tell its classes apart.
-
-    Args:
-        images: As the model takes them in eval mode.
-        classes: Number of its logits; None for detectors and segmenters.
-        size: Pixels of a side, for the message.
-    """
+    """Refuse a model that does not take images of so many pixels, or does not tell its classes apart, if it has any."""
     with torch.random.fork_rng(devices=[]), in_eval_mode(model):
         try:
             found = model(images)

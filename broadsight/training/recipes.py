@@ -144,11 +144,7 @@ def refuse_ignored(
     head: str | None,
     of_model: Mapping[str, str | None] = MappingProxyType({}),
 ) -> None:
-    """Refuse fields that the user has `given` and that would have no effect.
-
-    Args:
-        of_model: Why conditions do not hold that only a model can tell.
-    """
+    """Refuse fields that the user has `given` and that have no effect; `of_model` says why, where only a model can."""
     from ..dense.heads import HEADS  # here, since torch is not needed to list recipes
 
     kind = HEADS.get(str(head))

@@ -19,11 +19,7 @@ class DamagedRun(Exception):
 def put_back(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Module) -> list[str]:
     """Make a run's files those of the moment that a checkpoint was written; returns what was damaged, a line each.
 
-    What a killed part of the run wrote after the checkpoint is no damage.
-
-    Args:
-        progress: The checkpoint's progress.
-        model: The model that is evaluated, with the checkpoint's weights.
+    What a killed part of the run wrote after it is no damage. The model is the one evaluated, with its weights.
     """
     notes = []
     path, copy = folder.path / METRICS, state.vouched(checkpoint, METRICS) or b""

@@ -131,25 +131,29 @@ def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: 
         recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
     if stored is not None:
-        _hold(Path(str(request.out)), accelerator, held)
+        _hold(RunFolder(str(request.out)), accelerator, held)
     prepared = prepare(request, settings, recipe, accelerator, stored, quiet=quiet)
     return prepared, _run(prepared, reporter, resume, held)
 
 
-def _hold(folder: Path, accelerator: Accelerator, held: ExitStack, new: bool = False) -> None:
-    """Become the one run that writes to a folder; a ValueError, at all processes, if another does or it is not new."""
+def _hold(
+    folder: RunFolder, accelerator: Accelerator, held: ExitStack, description: Mapping[str, Any] | None = None
+) -> None:
+    """Become the one run that writes to a folder, which is made if a new one is described; else a ValueError for all."""
     failure = None
     if accelerator.is_main_process:
         try:
-            if new:
-                folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder))
-            if new and is_run(folder):
-                failure = f"{folder} holds a run that another process has just made; choose another --out"
+            if description is not None:
+                folder.path.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder.path))
+            if description is not None and is_run(folder.path):
+                failure = f"{folder.path} holds a run that another process has just made; choose another --out"
+            elif description is not None:
+                folder.create(description)
         except Busy as error:
             failure = str(error)
         except OSError as error:
-            failure = f"cannot write to {folder}: {error.strerror}; choose another --out"
+            failure = f"cannot write to {folder.path}: {error.strerror}; choose another --out"
     if (failure := processes.from_first(failure)) is not None:
         raise ValueError(failure)
 
@@ -174,11 +178,7 @@ def prepare(
     *,
     quiet: bool = False,
 ) -> Prepared:
-    """Data, model, optimiser and folder, put together; nothing is written yet.
-
-    Args:
-        stored: What the folder says of a run that was begun.
-    """
+    """Data, model, optimiser and folder, put together; nothing is written yet. A run that was begun is `stored`."""
     count, device = accelerator.num_processes, accelerator.device
     threads = request.threads or (stored or {}).get("threads")  # others would add in another order
     threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
@@ -222,12 +222,7 @@ def _run(prepared: Prepared, reporter: Reporter | None, resume: bool, held: Exit
     engine, display, folder = prepared.engine, prepared.engine.display, prepared.engine.folder
     restarted = processes.restarted() and is_run(folder.path)  # in a folder that nobody has named
     if not prepared.stored:
-        _hold(folder.path, engine.accelerator, held, new=not restarted)
-    if not prepared.stored and not restarted:
-        try:
-            folder.create(prepared.description)
-        except OSError as error:
-            raise ValueError(f"cannot write to {folder.path}: {error.strerror}; choose another --out") from None
+        _hold(folder, engine.accelerator, held, None if restarted else prepared.description)
     engine.accelerator.wait_for_everyone()
     resumed = engine.resume() if resume else False
     with display, closing(engine.work):

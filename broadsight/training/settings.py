@@ -189,12 +189,7 @@ def _agrees(asked: Any, stored: Any) -> bool:
 def describe(
     settings: Mapping[str, Any], recipe: Recipe, splits: Any, model: Any, how: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """config.json: what timm reads to load the run, and below "broadsight" what it is and where it comes from.
-
-    Args:
-        how: It is run: the command, the processes.
-        more: What timm reads beside the classes.
-    """
+    """config.json: what timm reads to load the run, and below "broadsight" what it is, and from what and how it came."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = dict(task=settings["task"], settings=dict(settings), recipe=asdict(recipe), data=dict(splits.description))
     about |= dict(parameters=parameters, **how, launch=launch(), seed=settings["seed"])
