@@ -198,9 +198,7 @@ def test_hand_computed__two_groups_two_classes():
         larger = MultiTokenLoss("ce", reduction="batchmean").parts(GroupLogits(y, a), torch.tensor([1]))
     assert larger["intra"].item() == pytest.approx(2 * from_tokens)
     assert larger["inter"].item() == pytest.approx(2 * from_mean)
-
-
-def test_inter_target__mean_of_probabilities_is_not_that_of_logits():
+    # The mean of probabilities is not that of logits
     y = torch.tensor([[[0.0, math.log(9)], [0.0, 0.0]]], dtype=torch.float64)  # 1/10 : 9/10 and 1/2 : 1/2
     parts = MultiTokenLoss("ce", inter_target="probability_mean").parts(GroupLogits(y), torch.tensor([0]))
     first = 0.3 * math.log(0.3 / 0.1) + 0.7 * math.log(0.7 / 0.9)
@@ -299,21 +297,16 @@ def test_foreign_criteria__are_called_once_with_the_total_and_move_along():
 # ---- precision and transformations
 
 
-@pytest.mark.parametrize("criterion", ["ce", "bce", SoftTargetCrossEntropy()], ids=["ce", "bce", "module"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision__is_computed_in_float32(criterion, dtype):
+def test_half_precision__is_computed_in_float32_and_autocast_changes_nothing(dtype):
     logits = GroupLogits(*[x.detach().to(dtype) for x in draw()[:2]])
     target = soft_target().to(dtype)
     exact = GroupLogits(logits.tokens.float(), logits.average.float())
-    parts = MultiTokenLoss(criterion).parts(logits, target)
-    for name, value in MultiTokenLoss(criterion).parts(exact, target.float()).items():
-        assert parts[name].dtype == torch.float32 and torch.equal(parts[name], value), name
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast__changes_nothing(dtype):
-    logits = GroupLogits(*[x.detach().float() for x in draw()[:2]])
-    target, projection = soft_target().float(), torch.randn(5, 5)
+    for criterion in ("ce", "bce", SoftTargetCrossEntropy()):
+        parts = MultiTokenLoss(criterion).parts(logits, target)
+        for name, value in MultiTokenLoss(criterion).parts(exact, target.float()).items():
+            assert parts[name].dtype == torch.float32 and torch.equal(parts[name], value), name
+    logits, target, projection = exact, target.float(), torch.randn(5, 5)
 
     def criterion(logits: Tensor, target: Tensor) -> Tensor:  # a product, which autocast would round
         return ((logits @ projection) * target).mean()
@@ -334,7 +327,7 @@ def test_large_logits__stay_finite():
             assert loss.isfinite() and y.grad.isfinite().all()
 
 
-def test_operations__do_not_grow_with_the_groups():
+def test_operations__do_not_grow_with_the_groups_and_are_one_graph():
     def count(groups: int) -> int:
         logits = draw(groups=groups)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -342,9 +335,6 @@ def test_operations__do_not_grow_with_the_groups():
         return len([event for event in profile.events() if event.name.startswith("aten::")])
 
     assert count(2) == count(7)
-
-
-def test_compile__is_one_graph():
     logits = draw()
     for target in (LABELS, soft_target()):
         for criterion in ("ce", "bce", nn.CrossEntropyLoss()):
@@ -475,9 +465,7 @@ def test_teacher__is_frozen_in_eval_mode_and_without_gradients(images):
     assert teacher.calls == [(False, False)] * 2
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
     assert images.grad is None and all(p.grad is None for p in teacher.parameters())
-
-
-def test_teacher__is_no_part_of_the_loss_but_moves_along():
+    # It is no part of the loss, but moves along
     loss = MultiTokenDistillationLoss("ce", Teacher(dtype=torch.float32), normalization=None)
     assert list(loss.parameters()) == [] and list(loss.buffers()) == [] and loss.state_dict() == {}
     assert not any(isinstance(module, Teacher) for module in loss.modules())
@@ -487,16 +475,13 @@ def test_teacher__is_no_part_of_the_loss_but_moves_along():
     assert copy.deepcopy(loss).teacher is not loss.teacher
 
 
-def test_teacher__under_autocast(images):
+def test_teacher__under_autocast_or_with_logits_that_are_known_already(images):
     logits = GroupLogits(*(None if x is None else x.detach().bfloat16() for x in draw(distill=True)))
     loss = MultiTokenDistillationLoss("bce", Teacher(dtype=torch.float32), kind="soft")
     with torch.autocast("cpu", torch.bfloat16):
         parts = loss.parts(images.float(), logits, LABELS)
     assert {value.dtype for value in parts.values()} == {torch.float32}
     assert all(value.isfinite().all() for value in parts.values())
-
-
-def test_teacher__logits_may_be_known_already(images):
     logits, teacher = draw(distill=True), Teacher()
     expected = MultiTokenDistillationLoss("ce", teacher, kind="soft")(images, logits, LABELS)
     known = teacher(images).requires_grad_()
@@ -520,16 +505,15 @@ def test_teacher__by_timm_name_with_its_weights_unless_refused(monkeypatch):
         assert asked.pop() == (name, dict(pretrained=True) | options)
 
 
-@pytest.mark.parametrize("as_text", [True, False])
-def test_teacher__from_a_run_folder(tmp_path, as_text):
+def test_teacher__from_a_run_folder(tmp_path):
     model = timm.create_model("test_resnet", num_classes=5).eval()
     nn.init.normal_(model.fc.weight)
     save_for_hf(model, str(tmp_path / "run"), safe_serialization=True)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "model.safetensors"}
-    folder = tmp_path / "run"
-    loss = MultiTokenDistillationLoss("ce", str(folder) if as_text else folder)
     images = torch.randn(4, 3, 64, 64)
-    assert torch.equal(loss.ask_teacher(images), model(images))
+    for folder in (tmp_path / "run", str(tmp_path / "run")):
+        loss = MultiTokenDistillationLoss("ce", folder)
+        assert torch.equal(loss.ask_teacher(images), model(images))
     assert loss(images, draw(distill=True), LABELS).isfinite()
 
 

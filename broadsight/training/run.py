@@ -139,7 +139,7 @@ def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: 
 def _hold(
     folder: RunFolder, accelerator: Accelerator, held: ExitStack, description: Mapping[str, Any] | None = None
 ) -> None:
-    """Become the one run that writes to a folder, which is made if a new one is described; else a ValueError for all."""
+    """Become the one run that writes to a folder, made if it is described; else a ValueError, at all processes."""
     failure = None
     if accelerator.is_main_process:
         try:

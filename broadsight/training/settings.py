@@ -189,7 +189,7 @@ def _agrees(asked: Any, stored: Any) -> bool:
 def describe(
     settings: Mapping[str, Any], recipe: Recipe, splits: Any, model: Any, how: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """config.json: what timm reads to load the run, and below "broadsight" what it is, and from what and how it came."""
+    """config.json: what timm reads to load the run, and below "broadsight" what it is and where it comes from."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = dict(task=settings["task"], settings=dict(settings), recipe=asdict(recipe), data=dict(splits.description))
     about |= dict(parameters=parameters, **how, launch=launch(), seed=settings["seed"])

@@ -17,7 +17,6 @@ from broadsight.weights.released_map import (
     model_to_release,
     pool_from_release,
     pool_to_release,
-    without_module_prefix,
 )
 from broadsight.weights.released_stvit import released_tensors
 from tests.compare import assert_close, randomize
@@ -124,16 +123,14 @@ def test_pool__counts_are_optional_and_may_differ():
     released = pool_to_release(pool, pool.state_dict())
     counts = [name for name in released if name.endswith("num_batches_tracked")]
     assert len(counts) == 1 + 2 * SMALL["groups"]
-    for i, name in enumerate(counts):
-        released[name] = torch.tensor(10 + i)
+    released |= {name: torch.tensor(10 + i) for i, name in enumerate(counts)}
     loaded = pool_from_release(pool, released)
     gram = "mmcap.mmcap.0.gram_token_extraction"
     names = {"merge.norm": "mmcap.multi_scale.concat_conv.1", "gram.reduce_norm": f"{gram}.ch_reduction.1"}
     for ours, theirs in (names | {"gram.embed_norm": f"{gram}.bp_reduction.1"}).items():
         assert loaded[f"{ours}.num_batches_tracked"] == released[f"{theirs}.num_batches_tracked"]
-    for name in counts:
-        del released[name]
-    assert_same(pool_from_release(pool, released), pool.state_dict())
+    without = {name: value for name, value in released.items() if name not in counts}
+    assert_same(pool_from_release(pool, without), pool.state_dict())
 
 
 def test_pool__cap_names(golden):
@@ -156,13 +153,6 @@ def test_pool__cap_names(golden):
     several = small_pool(gram=False)  # the names of CAP are for one group of the last map
     words = r"^'mmcap\..*' and \d+ more is missing; "
     refused(words, pool_from_release, several, {"pool.x_cls": torch.zeros(1, 2, 12)}, error=RuntimeError)
-
-
-def test_module_prefix__is_taken_off_if_all_have_it():
-    one, other = torch.zeros(1), torch.ones(1)
-    assert without_module_prefix({"module.a": one, "module.b": other}) == {"a": one, "b": other}
-    assert without_module_prefix({"module.a": one, "b": other}) == {"module.a": one, "b": other}
-    assert without_module_prefix({}) == {}
 
 
 # ---- names of whole models
@@ -312,6 +302,12 @@ def test_own_faster_vit__there_and_back():
     assert_same(got, {key: (own if key in buffers else loaded)[key] for key in own})
     broadsight.load_release(other, released | extra)
     assert_same(other.state_dict(), got)
+    # Without counts of a norm, or with other tensors
+    del released["patch_embed.1.num_batches_tracked"]
+    broadsight.load_release(model, released)
+    model.neck = nn.Linear(2, 2)
+    words = r"^'neck\.weight' and 1 more has no counterpart in the release; "
+    refused(words, model_from_release, "map_faster_vit_3", model, {}, error=RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -333,13 +329,3 @@ def test_own_faster_vit__refuses(name, value, expected):
     before = deepcopy(model.state_dict())
     refused(f"^{re.escape(expected)}.*nothing was loaded$", broadsight.load_release, model, given, error=RuntimeError)
     assert_same(model.state_dict(), before)
-
-
-def test_own_faster_vit__without_norm_counts_or_with_other_tensors():
-    model = OwnModel()
-    released = model_to_release("map_faster_vit_3", model, model.state_dict())
-    del released["patch_embed.1.num_batches_tracked"]
-    broadsight.load_release(model, released)
-    model.neck = nn.Linear(2, 2)
-    words = r"^'neck\.weight' and 1 more has no counterpart in the release; "
-    refused(words, model_from_release, "map_faster_vit_3", model, {}, error=RuntimeError)

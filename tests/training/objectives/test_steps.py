@@ -10,6 +10,7 @@ from broadsight.models.edited import edit
 from broadsight.training.objectives.steps import HardDistillationTask, LabelLoss, MultiTokenTask, make_task
 from broadsight.training.recipes import Recipe
 
+from ...test_losses import bce, ce
 from ..small_runs import SMALL_POOL, leave_run, offline_hub
 
 CPU = torch.device("cpu")
@@ -26,16 +27,7 @@ def one_hot(labels: Tensor, smoothing: float = 0.0) -> Tensor:
     return torch.eye(C)[labels] * (1 - smoothing) + smoothing / C
 
 
-def ce(logits: Tensor, target: Tensor) -> Tensor:
-    return -(target * (logits - logits.exp().sum(-1, keepdim=True).log())).sum() / len(logits)
-
-
-def bce(logits: Tensor, target: Tensor) -> Tensor:
-    p = 1 / (1 + (-logits).exp())
-    return -(target * p.log() + (1 - target) * (1 - p).log()).mean()
-
-
-def kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     p, q = (teacher / temperature).log_softmax(-1), (student / temperature).log_softmax(-1)
     return temperature**2 * (p.exp() * (p - q)).sum() / len(p)
 
@@ -135,7 +127,7 @@ def test_soft__label_and_divergence(taught):
     student = timm.create_model("test_vit", num_classes=C, img_size=32)
     task, result, x, labels = step(student, distill="soft", teacher=taught[0], alpha=0.3, temperature=2.0)
     logits = student(x)
-    expected = 0.7 * ce(logits, one_hot(labels)) + 0.3 * kl(answers(taught[1], x), logits, 2.0)
+    expected = 0.7 * ce(logits, one_hot(labels)) + 0.3 * divergence(answers(taught[1], x), logits, 2.0)
     torch.testing.assert_close(result["loss"], expected)
     check_only_the_student_learns(result["loss"], student, task.teacher.model)
 
@@ -153,7 +145,7 @@ def test_token__the_distillation_token_learns_from_the_teacher(taught, kind):
     task, result, x, labels = step(student, distill=kind, teacher=taught[0], alpha=0.3, temperature=2.0)
     logits, distilled = student(x)
     seen = answers(taught[1], x)
-    lesson = ce(distilled, one_hot(seen.argmax(-1))) if kind == "hard" else kl(seen, distilled, 2.0)
+    lesson = ce(distilled, one_hot(seen.argmax(-1))) if kind == "hard" else divergence(seen, distilled, 2.0)
     torch.testing.assert_close(result["loss"], 0.7 * ce(logits, one_hot(labels)) + 0.3 * lesson)
     torch.testing.assert_close(result["output"], logits)
     check_only_the_student_learns(result["loss"], student, task.teacher.model)
@@ -186,7 +178,7 @@ def test_multi_token__distillation_tokens_learn_from_the_teacher(taught, kind):
     expected = torch.zeros(())
     for group in range(groups.tokens.shape[1]):
         distilled = groups.distill[:, group]
-        lesson = ce(distilled, one_hot(seen.argmax(-1))) if kind == "hard" else kl(seen, distilled, 2.0)
+        lesson = ce(distilled, one_hot(seen.argmax(-1))) if kind == "hard" else divergence(seen, distilled, 2.0)
         expected = expected + 0.7 * ce(groups.tokens[:, group], one_hot(labels)) + 0.3 * lesson
     torch.testing.assert_close(result["loss"], expected)
     torch.testing.assert_close(result["output"], (groups.tokens + groups.distill).mean(1) / 2)
@@ -206,7 +198,7 @@ def test_teacher__of_grey_images(tmp_path):
     result = task(x, labels)
     with torch.no_grad():
         seen = grey((0.5 * x + 0.5 - 0.4) / 0.2)
-    expected = 0.5 * ce(student(x), one_hot(labels)) + 0.5 * kl(seen, student(x), 3.0)
+    expected = 0.5 * ce(student(x), one_hot(labels)) + 0.5 * divergence(seen, student(x), 3.0)
     torch.testing.assert_close(result["loss"], expected)
 
 
