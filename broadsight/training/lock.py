@@ -23,10 +23,7 @@ class Busy(ValueError):
 
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
-    """Hold a folder, which must exist; `Busy`, naming the process, if another one does.
-
-    A folder that cannot be written to, or on a file system without locks, is not locked.
-    """
+    """Hold a folder; `Busy` if another process does. One that cannot be written to, or has no locks, is not locked."""
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:

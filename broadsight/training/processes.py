@@ -37,8 +37,6 @@ def meet(device: str = "auto", expected: int | None = None) -> None:
             f"{wanted} processes asked for, {world} running; start them with: "
             f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
         )
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}; expected auto, cpu or cuda")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
         raise ValueError("device cuda asked for, but torch sees no GPU here; use --device cpu or auto")

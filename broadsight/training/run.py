@@ -61,9 +61,7 @@ class Prepared(NamedTuple):
 def train(request: Request, *, reporter: Reporter | None = None, quiet: bool = False) -> Outcome:
     """Train a model, and its twin if one is asked for; or continue runs as if they had never stopped.
 
-    Args:
-        reporter: Writes the report of a run that has ended or was interrupted, as `report.run.report_run` does.
-        quiet: Show nothing.
+    The reporter writes the report of a run that has ended or was interrupted, as `report.run.report_run` does.
     """
     reporter = reporter if request.report else None
     if request.twin is None:

@@ -94,9 +94,7 @@ def read_weights(path: Path) -> Mapping[str, torch.Tensor]:
 def check_tensors(weights: Any, origin: str | Path, size: int | None = None) -> Mapping[str, torch.Tensor]:
     """The same weights, if they are tensors by name, each with plain numbers in memory of its own; else a ValueError.
 
-    Args:
-        origin: Where they come from, for the message.
-        size: Bytes of that file. Without copies of one memory the tensors take no more than that.
+    Without copies of one memory they take no more than the bytes of their file, its `size`.
     """
     if not isinstance(weights, Mapping):
         raise ValueError(f"{origin} holds no weights; expected tensors by name, not a {type(weights).__name__}")
