@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -542,43 +543,38 @@ def refuses(call, *words: str) -> None:
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        (torch.zeros(3, dtype=torch.long), ("shape (3,)", "(4,)", "(4, 5)")),
-        (torch.zeros(3, 5), ("shape (3, 5)", "(4, 5)")),
-        (torch.zeros(4, 6), ("shape (4, 6)", "(4, 5)")),
-        (torch.zeros(4, 1, dtype=torch.long), ("shape (4, 1)", "(4,)")),
-        (torch.tensor(1), ("shape ()",)),
-        (torch.zeros(4), ("shape (4,)", "float32", "target.long()")),
-        (torch.ones(4, dtype=torch.bool), ("bool", "target.long()")),
-        (torch.ones(4, 5, dtype=torch.long), ("int64", "target.float()")),
-        (torch.tensor([0, 1, 5, 2]), ("class 5", "0 to 4", "num_classes")),
-        (torch.tensor([0, -1, 4, 2]), ("class -1", "0 to 4")),
-        ([0, 1, 2, 3], ("a list", "(4,)")),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else type(value).__name__,
-)
-@pytest.mark.parametrize("criterion", ["ce", "bce"])
-def test_mistakes__targets(criterion, target, words):
-    refuses(lambda: MultiTokenLoss(criterion)(draw(), target), *words)
+TARGETS = [
+    (torch.zeros(3, dtype=torch.long), ("shape (3,)", "(4,)", "(4, 5)")),
+    (torch.zeros(3, 5), ("shape (3, 5)", "(4, 5)")),
+    (torch.zeros(4, 6), ("shape (4, 6)", "(4, 5)")),
+    (torch.zeros(4, 1, dtype=torch.long), ("shape (4, 1)", "(4,)")),
+    (torch.tensor(1), ("shape ()",)),
+    (torch.zeros(4), ("shape (4,)", "float32", "target.long()")),
+    (torch.ones(4, dtype=torch.bool), ("bool", "target.long()")),
+    (torch.ones(4, 5, dtype=torch.long), ("int64", "target.float()")),
+    (torch.tensor([0, 1, 5, 2]), ("class 5", "0 to 4", "num_classes")),
+    (torch.tensor([0, -1, 4, 2]), ("class -1", "0 to 4")),
+    ([0, 1, 2, 3], ("a list", "(4,)")),
+]
+LOGITS = [
+    (torch.zeros(4, 5), ("a tensor (4, 5)", "model(x, groups=True)")),
+    ((torch.zeros(4, 2, 5), None), ("a tuple", "model(x, groups=True)")),
+    (GroupLogits(None, torch.zeros(4, 2, 5)), ("light",)),
+    (GroupLogits(torch.zeros(4, 5)), ("shape (4, 5)", "(images, groups, classes)")),
+    (GroupLogits(torch.zeros(0, 2, 5)), ("shape (0, 2, 5)",)),
+    (GroupLogits(torch.zeros(4, 2, 5), torch.zeros(4, 5)), ("group_logits.average", "(4, 5)", "(4, 2, 5)")),
+    (GroupLogits(torch.zeros(4, 2, 5), distill=torch.zeros(4, 1, 5)), ("group_logits.distill", "(4, 1, 5)")),
+]
 
 
-@pytest.mark.parametrize(
-    ("logits", "words"),
-    [
-        (torch.zeros(4, 5), ("a tensor (4, 5)", "model(x, groups=True)")),
-        ((torch.zeros(4, 2, 5), None), ("a tuple", "model(x, groups=True)")),
-        (GroupLogits(None, torch.zeros(4, 2, 5)), ("light",)),
-        (GroupLogits(torch.zeros(4, 5)), ("shape (4, 5)", "(images, groups, classes)")),
-        (GroupLogits(torch.zeros(0, 2, 5)), ("shape (0, 2, 5)",)),
-        (GroupLogits(torch.zeros(4, 2, 5), torch.zeros(4, 5)), ("group_logits.average", "(4, 5)", "(4, 2, 5)")),
-        (GroupLogits(torch.zeros(4, 2, 5), distill=torch.zeros(4, 1, 5)), ("group_logits.distill", "(4, 1, 5)")),
-    ],
-)
-def test_mistakes__logits(logits, words):
-    refuses(lambda: MultiTokenLoss("ce")(logits, LABELS), *words)
-    refuses(lambda: MultiTokenDistillationLoss("ce", Teacher())(torch.zeros(4, 3, 6, 6), logits, LABELS), *words)
+def test_mistakes__targets_and_logits():
+    for target, words in TARGETS:
+        for criterion in ("ce", "bce"):
+            refuses(partial(MultiTokenLoss(criterion), draw(), target), *words)
+    taught = MultiTokenDistillationLoss("ce", Teacher())
+    for logits, words in LOGITS:
+        refuses(partial(MultiTokenLoss("ce"), logits, LABELS), *words)
+        refuses(partial(taught, torch.zeros(4, 3, 6, 6), logits, LABELS), *words)
 
 
 @pytest.mark.parametrize(

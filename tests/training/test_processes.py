@@ -122,22 +122,21 @@ def test_processes_without_torchrun_are_refused_with_the_command_that_works(imag
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "processes_asked"),
-    [
-        ("python accelerate launch --cpu --num_processes 2 -m broadsight train", 2),
-        ("python accelerate launch --cpu --num-processes=4 -m broadsight train", 4),
-        ("python accelerate launch --cpu -m broadsight train", None),
-        ("bash train.sh --num_processes 2", None),
-    ],
-)
-def test_what_accelerate_launch_was_told_is_known(command, processes_asked, monkeypatch):
+COMMANDS = {
+    "python accelerate launch --cpu --num_processes 2 -m broadsight train": 2,
+    "python accelerate launch --cpu --num-processes=4 -m broadsight train": 4,
+    "python accelerate launch --cpu -m broadsight train": None,
+    "bash train.sh --num_processes 2": None,
+}
+
+
+def test_what_accelerate_launch_was_told_is_known_and_what_is_not_there_is_refused(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(psutil.Process, "parent", lambda self: SimpleNamespace(cmdline=command.split))
-    assert processes._launched() == processes_asked
-
-
-def test_what_is_not_there_is_refused():
+    for command, asked in COMMANDS.items():
+        parent = SimpleNamespace(cmdline=command.split)
+        monkeypatch.setattr(psutil.Process, "parent", lambda self, parent=parent: parent)
+        assert processes._launched() == asked
+    monkeypatch.undo()
     refused("precision=fp16 needs a GPU", processes.connect, "cpu", "fp16")
     if not torch.cuda.is_available():
         refused("torch sees no GPU", processes.connect, "cuda")
