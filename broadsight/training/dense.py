@@ -74,7 +74,7 @@ def dense_parts(
         options: dict[str, Any] = dict(flip_pairs=splits.flip_pairs, keypoint_offset=splits.keypoint_offset)
         options |= dict(top_down=top_down, views=views_of(task, recipe), device=accelerator.device)
         scorer = make_scorer(task, splits.val, splits.classes, **options)
-        return DenseWork(accelerator, wrapped, train, order, val, scorer, stacked=stacked)
+        return DenseWork(accelerator, wrapped, scorer, train, order, val, stacked=stacked)
 
     description = _describe(settings, recipe, splits, model, arguments, begun.how)
     if not begun.stored:

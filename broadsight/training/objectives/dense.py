@@ -5,10 +5,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from ...data.dense.loading import DenseBatch
-from ...data.loading import TrainOrder
 from ...dense.scoring import Scorer, known_or_none
 from ..processes import gather_objects
 from ..run_folder import CLASSES_JUDGED
@@ -20,23 +18,14 @@ class DenseWork(Work):
 
     Args:
         model: The model as it is trained: images and targets -> losses.
+        batches: As for Work.
         stacked: Images of a batch are of one size and go in as one tensor, with targets likewise.
     """
 
     unreadable = ValueError  # a mistake in the user's files
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model: nn.Module,
-        train: DataLoader,
-        order: TrainOrder,
-        val: DataLoader,
-        scorer: Scorer,
-        *,
-        stacked: bool,
-    ):
-        super().__init__(accelerator, train, order, val)
+    def __init__(self, accelerator: Accelerator, model: nn.Module, scorer: Scorer, *batches: Any, stacked: bool):
+        super().__init__(accelerator, *batches)
         self.model, self.scorer, self.stacked, self.goal = model, scorer, stacked, f"val_{scorer.goal}"
         self._begin_scores = scorer.reset
 

@@ -76,7 +76,7 @@ def batch_of(count, target, size=(4, 6)):
 
 def work_for(train=(), val=(), stacked=False):
     scorer = Counting()
-    work = DenseWork(processes.connect("cpu"), Losses(), Loader(train), Order(), Loader(val), scorer, stacked=stacked)
+    work = DenseWork(processes.connect("cpu"), Losses(), scorer, Loader(train), Order(), Loader(val), stacked=stacked)
     return work, scorer
 
 
