@@ -17,11 +17,9 @@ from .layers import GroupLogits
 from .layers.kernels.dispatch import runs_eagerly
 from .weights.teacher import load_teacher, renormalization
 
-__all__ = ["MultiTokenDistillationLoss", "MultiTokenLoss", "aggregate"]
-
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
 
-CRITERIA, KINDS = ("ce", "bce"), ("hard", "soft")
+CRITERIA = ("ce", "bce")
 CHOICES = {
     "label_loss": ("groups", "total", "sum"),
     "intra_direction": ("tokens_to_mean", "mean_to_tokens"),
@@ -31,11 +29,7 @@ CHOICES = {
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:
-    """The model's logits (B, C): the mean over its groups.
-
-    A group's logits are its tokens', the mean of these and its distillation tokens' where it has some, or the averaged
-    token's in a light model.
-    """
+    """The model's logits (B, C), the mean over its groups: of tokens and distillation tokens, or of averaged ones."""
     tokens, average, distill = _fields(group_logits)
     if tokens is not None:
         return (tokens if distill is None else (tokens + distill) / 2).mean(1)
@@ -187,13 +181,13 @@ class MultiTokenDistillationLoss(nn.Module):
         check_number("temperature", temperature)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} divides the logits; choose it above 0, e.g. 3.0")
-        check_choice("kind", kind, KINDS)
+        check_choice("kind", kind, ("hard", "soft"))
         if teacher_criterion is None:
             binary = criterion == "bce" or isinstance(criterion, (nn.BCEWithLogitsLoss, BinaryCrossEntropy))
             teacher_criterion = "bce" if binary else "ce"
         check_choice("teacher_criterion", teacher_criterion, CRITERIA)
         self.alpha, self.kind, self.temperature, self.teacher_criterion = alpha, kind, temperature, teacher_criterion
-        # In a tuple torch does not see it: no optimiser gets its weights, no checkpoint of the loss stores them.
+        # In a tuple torch does not see it: no optimiser gets its weights, no checkpoint of the loss stores them
         self._teacher = () if teacher is None else (load_teacher(teacher, pretrained).eval().requires_grad_(False),)
         scale, shift = renormalization(normalization, self.teacher)
         self.register_buffer("scale", scale, persistent=False)
@@ -294,7 +288,10 @@ def _sum(y: Tensor, a: Tensor | None) -> Tensor:
 def _label_losses(criterion: Criterion, smoothing: float, logits: Tensor, target: Tensor) -> Tensor:
     """Loss of each of K sets of logits (B, K, C) against one target: (K,)."""
     if not isinstance(criterion, str):  # its reduction is its own business, so it sees one set at a time
-        return torch.stack([_scalar(criterion(each.contiguous(), target)) for each in logits.unbind(1)])
+        losses = [criterion(each.contiguous(), target) for each in logits.unbind(1)]
+        if shape := tuple(losses[0].shape):
+            raise ValueError(f"criterion returned shape {shape}; expected a scalar: give it reduction='mean'")
+        return torch.stack(losses)
     B, K, C = logits.shape
     if criterion == "ce" and target.ndim == 1 and not smoothing:
         index = target[:, None, None].expand(B, K, 1)
@@ -306,12 +303,6 @@ def _label_losses(criterion: Criterion, smoothing: float, logits: Tensor, target
     if criterion == "ce":
         return -(target * logits.log_softmax(-1)).sum(-1).mean(0)
     return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean((0, 2))
-
-
-def _scalar(loss: Tensor) -> Tensor:
-    if loss.ndim:
-        raise ValueError(f"criterion returned shape {tuple(loss.shape)}; expected a scalar: give it reduction='mean'")
-    return loss
 
 
 def _divergences(log_teacher: Tensor, student: Tensor, reduction: str) -> Tensor:
@@ -347,24 +338,21 @@ def _training_logits(group_logits: GroupLogits) -> tuple[Tensor, Tensor | None, 
     for name, logits in (("average", average), ("distill", distill)):
         if logits is not None and tuple(logits.shape) != shape:
             raise ValueError(f"group_logits.{name} has shape {tuple(logits.shape)}; expected that of tokens, {shape}")
-    return _precise(tokens), _precise(average), _precise(distill)  # ty: ignore[invalid-return-type]
-
-
-def _precise(logits: Tensor | None) -> Tensor | None:
-    return logits if logits is None or logits.dtype == torch.float64 else logits.float()
+    given = (tokens, average, distill)
+    return tuple(x if x is None or x.dtype == torch.float64 else x.float() for x in given)  # ty: ignore[invalid-return-type]
 
 
 def _checked_target(target: Tensor, logits: Tensor, criterion: Criterion) -> Tensor:
     """The target in the dtype that the losses want, for logits (B, G, C)."""
     B, _, C = logits.shape
-    if not isinstance(target, Tensor) or target.shape not in ((B,), (B, C)):
-        tensor = isinstance(target, Tensor)
+    tensor = isinstance(target, Tensor)
+    if not tensor or target.shape not in ((B,), (B, C)):
         came = f"has shape {tuple(target.shape)}" if tensor else f"is a {type(target).__name__}"
         raise ValueError(f"target {came}; expected a tensor of class indices ({B},) or soft targets ({B}, {C})")
     holds, numbers = str(target.dtype).removeprefix("torch."), target.is_floating_point()
-    if target.ndim == 2 and not numbers:
-        raise ValueError(f"target of shape ({B}, {C}) holds {holds}; soft targets are floats: pass target.float()")
     if target.ndim == 2:
+        if not numbers:
+            raise ValueError(f"target of shape ({B}, {C}) holds {holds}; soft targets are floats: pass target.float()")
         return target.to(logits.dtype)
     if numbers or target.dtype == torch.bool:
         raise ValueError(
@@ -387,14 +375,15 @@ def _checked_target(target: Tensor, logits: Tensor, criterion: Criterion) -> Ten
 
 def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
     B, _, C = logits.shape
-    kind, shape = type(teacher_logits).__name__, tuple(getattr(teacher_logits, "shape", ()))
     if not isinstance(teacher_logits, Tensor):
+        kind = type(teacher_logits).__name__
         raise ValueError(f"the teacher returned a {kind}; expected logits ({B}, {C}): wrap it accordingly")
+    shape = tuple(teacher_logits.shape)
     if len(shape) == 2 and shape[1] != C:
         raise ValueError(f"the teacher knows {shape[1]} classes, the student {C}; choose one of the same classes")
     if shape != (B, C):
-        advice = "pass the images that the student saw"
-        raise ValueError(f"the teacher's logits have shape {shape}; expected ({B}, {C}): {advice}")
+        expected = f"expected ({B}, {C}): pass the images that the student saw"
+        raise ValueError(f"the teacher's logits have shape {shape}; {expected}")
     return teacher_logits.detach().to(logits.dtype)
 
 

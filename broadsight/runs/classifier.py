@@ -19,7 +19,6 @@ from ..models.from_run import label_names, read_config, stored_model
 from ..surgery.pooling import check_name, create_backbone
 from ..training.history import check_history
 from ..training.run_folder import CONFIG, WEIGHTS, RunFolder, is_run
-from ..training.seal import check_seal
 from ..training.settings import title as model_title
 from ..weights.loading import load_given
 from ..weights.packaged import load_packaged
@@ -176,10 +175,9 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
     if not (path / CONFIG).is_file():
         raise FileNotFoundError(f"{path} holds no run: there is no {CONFIG} in it; give the folder that train wrote")
     run = read_config(path)
-    check_seal(run, path / CONFIG)
+    check_history(run, path / CONFIG)
     if "architecture" not in run:
         raise ValueError(f"{path / CONFIG} describes no model; give the folder that train wrote")
-    check_history(run, path / CONFIG)
     if not (path / WEIGHTS).is_file():
         raise FileNotFoundError(
             f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation; "

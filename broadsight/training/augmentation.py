@@ -13,7 +13,6 @@ from ..data.normalising import per_channel
 from .recipes import Recipe
 
 LARGEST = 224  # pixels that are chosen for images of unknown size
-SMALL = 96  # pixels up to which evaluation sees whole images: these show one object and no rim
 
 
 def transforms_of(recipe: Recipe, config: Mapping[str, Any], channels: int) -> Transforms:
@@ -22,16 +21,13 @@ def transforms_of(recipe: Recipe, config: Mapping[str, Any], channels: int) -> T
     interpolation = recipe.interpolation or config.get("interpolation") or "bicubic"
     augmentation = {name: getattr(recipe, name) for name in ("scale", "ratio", "hflip", "color_jitter", "auto_augment")}
     size = recipe.image_size or LARGEST
-    crop = recipe.crop_pct or (config.get("crop_pct") or 0.875 if size > SMALL else 1.0)
+    # Small images are seen whole: they show one object and no rim
+    crop = recipe.crop_pct or (config.get("crop_pct") or 0.875 if size > 96 else 1.0)
     return Transforms(size, channels, mean, std, interpolation, crop, augmentation)
 
 
 class BatchAugmentation:
-    """Erasing and mixing, on the device, of normalised images.
-
-    Args:
-        images: Number of a pass; mixing pairs them.
-    """
+    """Erasing and mixing, on the device, of the normalised `images` of a pass, which mixing pairs."""
 
     def __init__(self, recipe: Recipe, classes: int, images: int, device: torch.device):
         self.erase = RandomErasing(recipe.erasing, mode="pixel", device=device) if recipe.erasing else None

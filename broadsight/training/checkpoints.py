@@ -18,8 +18,6 @@ from ..files import flush
 from ..weights.writing import tensors_of
 
 PROGRESS, AVERAGE, MANIFEST = "progress.json", "ema.safetensors", "manifest.json"
-
-
 ADVICE = "remove the folders `last` and `previous` to train from the beginning"
 
 
@@ -32,18 +30,13 @@ def save(
     accelerator: Accelerator,
     progress: dict[str, Any],
     average: nn.Module | None = None,
-    *,
     beside: Mapping[str, Path] | None = None,
     previous: Path | None = None,
 ) -> Path:
     """Write model, optimiser, scaler, every process's generators, `progress` and averaged weights.
 
-    All processes call it. The checkpoint is written under another name, flushed to the disk and renamed; only then the
-    one before is moved or removed, so there is a whole one at every moment.
-
-    Args:
-        beside: Files to copy into the checkpoint, by their names there.
-        previous: The folder that keeps the checkpoint before; without it, that is removed.
+    All processes call it. The checkpoint is written under another name, with copies of files `beside` it, flushed to
+    the disk and renamed; only then the one before is moved to `previous` or removed, so there is always a whole one.
     """
     target = folder / f"update-{progress['updates']:09d}{'-evaluated' if progress['evaluated'] else ''}"
     if target.is_dir():  # this moment of the run has been saved already

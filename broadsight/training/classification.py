@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import timm
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from ..data.contents import contents
 from ..data.inside import outside_allowed
-from ..data.loading import SourceDataset
+from ..data.loading import SourceDataset, Transforms
 from ..data.seeds import seed_everything
 from ..data.sources import Splits, resolve
 from ..data.view import labels_of
 from ..models.edited import edit
+from ..models.from_run import check_arguments
 from ..weights.loading import load_given
 from . import parts
 from .augmentation import transforms_of
@@ -23,14 +25,18 @@ from .objectives.steps import make_task
 from .parts import SMALLEST, Begun, Parts
 from .recipes import Recipe
 from .request import Request
-from .settings import EDITS, describe, model_arguments
+from .settings import describe
+
+EDITS = ("pool", "pool_args", "broadcast", "broadcast_args")
+# What stays of timm's description of a model once it is trained on something else.
+KEPT = ("fixed_input_size", "crop_mode", "pool_size", "first_conv", "classifier", "min_input_size", "license")
 
 
 def classifier_parts(
     request: Request, settings: dict[str, Any], recipe: Recipe, accelerator: Accelerator, begun: Begun
 ) -> Parts:
     """A classifier and its images."""
-    channels = parts.image_channels(settings)
+    channels = settings["model_args"].get("in_chans", 3)
     with accelerator.main_process_first():  # a tar is unpacked once
         splits = _data(settings, request, channels, recipe)
     splits.description["contents"] = contents({"train": splits.train, "val": splits.val})
@@ -44,7 +50,8 @@ def classifier_parts(
             "would be right, so no epoch is called the best and the last weights are kept"
         )
     size = recipe.image_size or parts.size_of(splits.train, settings["data"])
-    recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})
+    eval_size = recipe.eval_size or size
+    recipe = recipe.change({"image_size": size, "eval_size": eval_size})
     recipe = parts.fit_batch(recipe, request, len(splits.train), accelerator, begun, notes)
 
     seed_everything(settings["seed"])
@@ -60,17 +67,16 @@ def classifier_parts(
     def work(wrapped: nn.Module, plain: Any) -> Classification:
         options: dict[str, Any] = dict(seed=settings["seed"], training=True, strict=request.strict)
         learned = SourceDataset(splits.train, transforms.build(True), **options)
-        seen = replace(transforms, size=recipe.eval_size or size).build(False)
-        judged = SourceDataset(splits.val, seen, strict=request.strict)
+        judged = SourceDataset(splits.val, replace(transforms, size=eval_size).build(False), strict=request.strict)
         train, val = parts.loaders(learned, judged, order, request, accelerator)
         task = make_task(wrapped, plain, recipe, accelerator.device)
         about: dict[str, Any] = dict(mean=transforms.mean, std=transforms.std, comparable=len(occurring) > 1)
         return Classification(accelerator, task, recipe, train, order, val, classes=classes, **about)
 
-    description = describe(settings, recipe, splits, model, transforms, begun.how)
+    description = _describe(settings, recipe, splits, model, transforms, begun.how)
     if not begun.stored:
         description = parts.opening(description, model)
-        for side in sorted({size, recipe.eval_size or size}):
+        for side in sorted({size, eval_size}):
             parts.check_passes(model, torch.zeros(1, channels, side, side), classes, side)
     summary = f"{len(splits.train):,} images of {classes} classes, {len(splits.val):,} to validate, at {size} px"
     return Parts(model, recipe, order, work, nn.Module.compile, description, summary, tuple(notes), splits)
@@ -79,15 +85,39 @@ def classifier_parts(
 def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:
     options: dict[str, Any] = {name: settings[name] for name in ("val", "split", "root") if settings[name] is not None}
     options |= dict(channels=channels, scenes_size=recipe.image_size or SMALLEST, method=settings.get("hold_out", 1))
-    if request.download:
-        options["download"] = True
+    options |= dict(download=True) if request.download else {}
     with outside_allowed(settings.get("allow_outside", False)):
         return resolve(settings["data"], seed=settings["seed"], **options)
 
 
 def make_model(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:
     """The model as it will be trained, with `pretrained_cfg` saying what it takes from now on."""
-    name, given = settings["model"], parts.with_rates(model_arguments(settings, recipe), recipe)
+    name, given = settings["model"], parts.with_rates(_arguments(settings, recipe), recipe)
     given |= dict(num_classes=classes, pretrained=recipe.pretrained)
     edits = {key: settings[key] for key in EDITS if settings[key]}
     return parts.created(lambda: edit(name, **edits, **given), name, settings, recipe.pretrained)
+
+
+def _arguments(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What timm needs to make the model again: its arguments, and its size if it is built for a single one."""
+    name, size = settings["model"], recipe.image_size
+    known = ":" not in name and timm.is_model(name.split(".")[0])
+    config = timm.models.get_pretrained_cfg(name) if known else None
+    single = bool(config and config.fixed_input_size) and recipe.eval_size in (None, size)
+    return ({"img_size": size} if single else {}) | settings["model_args"]
+
+
+def _describe(
+    settings: Mapping[str, Any], recipe: Recipe, splits: Splits, model: Any, seen: Transforms, how: Mapping[str, Any]
+) -> dict[str, Any]:
+    arguments, architecture = _arguments(settings, recipe), settings["model"].split(".")[0]
+    if settings["pool"] or settings["broadcast"]:
+        arguments |= {"backbone": settings["model"], **{key: settings[key] for key in EDITS if settings[key]}}
+        architecture = "edited"
+    check_arguments(architecture, arguments, "--model-args")  # else nobody could open the run again
+    config = {k: v for k, v in model.pretrained_cfg.items() if v is not None and k in KEPT}
+    side, interpolation = recipe.eval_size or seen.size, seen.interpolation.replace("random", "bicubic")
+    config |= dict(input_size=[seen.channels, side, side], mean=seen.mean, std=seen.std, crop_pct=seen.crop_pct)
+    config |= dict(interpolation=interpolation, num_classes=len(splits.classes))
+    about = dict(architecture=architecture, num_features=model.num_features, model_args=arguments)
+    return describe(settings, recipe, splits, model, how, **about, pretrained_cfg=config)

@@ -6,17 +6,9 @@ from typing import Any
 
 from ..errors import printable
 
-PLAIN_EVERY = 30.0  # seconds between plain lines within an epoch
-
 
 class Display:
-    """Progress of a run. Only the first process shows a live line, the others print one line an epoch.
-
-    Args:
-        total: Images of the whole run, as `advance` counts them.
-        plain: Plain lines even in a terminal.
-        quiet: Show nothing.
-    """
+    """Progress of a run of `total` images; only the first process shows a live line, unless it is `plain`."""
 
     def __init__(self, rank: int, total: float, plain: bool = False, quiet: bool = False):
         from rich.console import Console
@@ -54,17 +46,15 @@ class Display:
     def advance(self, images: float, epoch: str, state: str) -> None:
         """Count images that are done; `state` says how it goes, such as the loss."""
         self.done += images
-        now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, epoch=epoch, state=f"{state}  {self.left()}")
-        elif self.rank == 0 and now - self.spoke >= PLAIN_EVERY:
+        elif self.rank == 0 and time.monotonic() - self.spoke >= 30:  # seconds
             self.line(f"{epoch}  {state}  {self.left()}")
 
     def left(self) -> str:
         """The time that is left, in words."""
-        if self.done <= self.begun_at:
-            return ""
-        return "ETA " + duration((self.total - self.done) / max(self.speed(), 1e-9))
+        begun = self.done > self.begun_at
+        return f"ETA {duration((self.total - self.done) / max(self.speed(), 1e-9))}" if begun else ""
 
     def line(self, text: str) -> None:
         """A line that stays."""
@@ -83,7 +73,6 @@ def figure(value: float | None, digits: int) -> str:
 
 def duration(seconds: float) -> str:
     """1:23:45, 12:34 or 45 s."""
-    seconds = max(0, round(seconds))
-    hours, rest = divmod(seconds, 3600)
+    hours, rest = divmod(max(0, round(seconds)), 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}" if minutes else f"{left} s"

@@ -29,7 +29,7 @@ from .objectives.objective import Failed, Interrupted, Progress, Work
 from .processes import from_first, gather_objects, share_buffers, sum_over_processes
 from .recipes import Recipe
 from .records import DamagedRun, put_back
-from .run_folder import RunFolder
+from .run_folder import BEST, METRICS, WEIGHTS, RunFolder
 
 
 @dataclass(eq=False)
@@ -60,16 +60,12 @@ class Engine:
         self._asked_to_stop = 0
         self._saved_at = time.monotonic()
         self._since_check: list[tuple[Tensor, Any]] = []
+        precise = torch.float32 if self.device.type == "mps" else torch.float64
+        self._interval, self._total = (torch.zeros(n, dtype=precise, device=self.device) for n in (2, 3))
+        self._shown_loss = math.nan
         self._trainable = [parameter for parameter in self.plain.parameters() if parameter.requires_grad]
-        self._clear_sums()
-
-    @property
-    def _averaged(self) -> nn.Module | None:
-        return None if self.average is None else self.average.module
-
-    @property
-    def evaluated_model(self) -> nn.Module:
-        return self.plain if self.average is None else self.average.module
+        self._averaged = None if self.average is None else self.average.module
+        self.evaluated_model = self.plain if self._averaged is None else self._averaged
 
     def resume(self) -> bool:
         """Continue from the last checkpoint, or the one before if it is damaged; False if there is none.
@@ -93,10 +89,9 @@ class Engine:
         self._leave_out(damages, checkpoint)
         self.scheduler.load_state_dict(self.progress.scheduler)
         self.scheduler.step_update(self.progress.updates)
-        self._clear_sums()
         if self.accelerator.is_main_process:  # the sums were over all processes
-            self._interval += torch.tensor(self.progress.interval, device=self.device, dtype=self._interval.dtype)
-            self._total += torch.tensor(self.progress.total, device=self.device, dtype=self._total.dtype)
+            for sums, values in ((self._interval, self.progress.interval), (self._total, self.progress.total)):
+                sums.copy_(torch.tensor(values, dtype=sums.dtype))
         return True
 
     def _leave_out(self, damages: Mapping[Path, Exception], checkpoint: Path) -> None:
@@ -125,7 +120,7 @@ class Engine:
             try:
                 with self._writing():
                     self.folder.open_logs(progress.metrics_size, progress.updates)
-                self.display.begin(self._work_done())
+                self.display.begin(total_images(self.work, progress.epoch) + progress.update * self.work.batch)
                 while not progress.finished:
                     self._train_epoch()
                     self.save()  # an evaluation that fails loses nothing
@@ -142,24 +137,23 @@ class Engine:
         return progress
 
     def save(self) -> None:
-        """Write a checkpoint."""
-        progress = self.progress
+        """Write a checkpoint, with copies of the folder's files, so that damaged ones can be written again."""
+        progress, folder = self.progress, self.folder
         self._check_weights()
-        self._share_skipped()
+        for others in gather_objects(progress.skipped):
+            progress.skipped.update(others)
         sums = sum_over_processes(torch.cat([self._interval, self._total])).tolist()
         progress.interval, progress.total = sums[:2], sums[2:]
         progress.scheduler = {k: v for k, v in self.scheduler.state_dict().items() if k != "metric"}
-        progress.run = self.folder.identity
+        progress.run = folder.identity
+        copies = {METRICS: folder.path / METRICS}
+        if progress.epoch > 0 and not progress.keeps_present:
+            copies[BEST] = folder.path / WEIGHTS
         with self._writing():
-            progress.metrics_size = self.folder.metrics_size()
-            beside = self.folder.copies(best_is_another=progress.epoch > 0 and not progress.keeps_present)
-            places: dict[str, Any] = dict(beside=beside, previous=self.folder.previous)
-            state.save(self.folder.last, self.accelerator, asdict(progress), self._averaged, **places)
+            progress.metrics_size = folder.metrics_size()
+            beside = {name: file for name, file in copies.items() if file.is_file()}
+            state.save(folder.last, self.accelerator, asdict(progress), self._averaged, beside, folder.previous)
         self._saved_at = time.monotonic()
-
-    def _share_skipped(self) -> None:
-        for others in gather_objects(self.progress.skipped):
-            self.progress.skipped.update(others)
 
     def _train_epoch(self) -> None:
         progress, work = self.progress, self.work
@@ -176,7 +170,7 @@ class Engine:
             progress.updates += 1
             progress.evaluated = False
             for batch in batches:
-                progress.skipped.update(work.skipped(batch))
+                progress.skipped.update(batch.skipped)
             last = progress.update == work.updates
             logged = last or progress.updates % self.log_every == 0
             if logged:
@@ -196,7 +190,7 @@ class Engine:
                     step = self.work.step(batch)
                 self.accelerator.backward(step.loss / len(batches) if len(batches) > 1 else step.loss)
             loss = step.loss.detach()
-            self._since_check.append((loss, self.work.keys(batch)))  # not the images: they would fill the memory
+            self._since_check.append((loss, batch.keys))  # not the images: they would fill the memory
             for sums in (self._interval, self._total):
                 sums[0] += loss * step.count
                 sums[-1] += step.count
@@ -214,10 +208,10 @@ class Engine:
     def _log(self, rate: float) -> None:
         """Check the losses of late and write their mean."""
         self._check_losses()
+        progress = self.progress
         loss, count = sum_over_processes(self._interval).tolist()
         self._shown_loss = loss / count
         self._interval.zero_()
-        progress = self.progress
         line = dict(kind="updates", updates=progress.updates, epoch=progress.epoch + 1, loss=self._shown_loss, lr=rate)
         with self._writing():
             self.folder.record(line)
@@ -225,10 +219,8 @@ class Engine:
 
     def _check_losses(self) -> None:
         """Refuse to go on from a loss that is not finite, and name the images that it came from."""
-        if not self._since_check:
-            return
-        bad = (~torch.isfinite(torch.stack([loss for loss, _ in self._since_check]))).nonzero()
-        if len(bad):
+        losses = [loss for loss, _ in self._since_check]
+        if losses and len(bad := (~torch.isfinite(torch.stack(losses))).nonzero()):
             loss, keys = self._since_check[int(bad[0])]
             names, whole = self.work.names(keys), ""
             with suppress(OSError):
@@ -257,21 +249,20 @@ class Engine:
         self._check_weights()
         with self._within_memory():
             values, skipped = self.work.evaluate(self.evaluated_model, self._seen)
-        progress.skipped.update(skipped)
-        self._share_skipped()
+        for others in gather_objects(dict(skipped)):
+            progress.skipped.update(others)
         loss, correct, count = sum_over_processes(self._total).tolist()
         trained = {"train_loss": loss / count}
         if self.work.counts_correct:
             trained["train_top1"] = 100 * correct / count
         self._total.zero_()
         values = {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+        progress.epoch, progress.update, progress.evaluated = progress.epoch + 1, 0, True
         goal = values[self.work.goal] if self.work.comparable else None
         improved = goal is not None and (progress.best is None or goal > progress.best)
         if improved:
-            progress.best, progress.best_epoch, progress.stale = goal, progress.epoch + 1, 0
-        elif progress.best is not None:
-            progress.stale += 1
-        progress.epoch, progress.update, progress.evaluated = progress.epoch + 1, 0, True
+            progress.best, progress.best_epoch = goal, progress.epoch
+        progress.stale = progress.epoch - progress.best_epoch if progress.best_epoch else 0
         line: dict[str, Any] = dict(kind="epoch", updates=progress.updates, epoch=progress.epoch, **trained, **values)
         line |= dict(best=progress.best, best_epoch=progress.best_epoch, skipped=len(progress.skipped))
         with self._writing():
@@ -282,9 +273,9 @@ class Engine:
             self.folder.draw(at_most_every=60.0)
         self.display.line(self._summary(line, improved))
 
-    def _seen(self, images: int, state_text: str) -> None:
+    def _seen(self, images: int) -> None:
         """Between two batches of an evaluation, whose images cost a third of a training step's."""
-        self.display.advance(images / 3, self._epoch_name(), state_text)
+        self.display.advance(images / 3, self._epoch_name(), "evaluating")
         if self._alone and self._asked_to_stop:
             self._stop()
 
@@ -354,19 +345,9 @@ class Engine:
             ) from error
 
     def _last_checkpoint(self) -> str:
-        checkpoint = state.newest(self.folder.last)
-        if checkpoint is None:
+        if (checkpoint := state.newest(self.folder.last)) is None:
             return "no checkpoint had been written"
         return f"the last checkpoint, {checkpoint.relative_to(self.folder.path)}, is whole: --resume continues from it"
-
-    def _clear_sums(self) -> None:
-        precise = torch.float32 if self.device.type == "mps" else torch.float64
-        self._interval = torch.zeros(2, dtype=precise, device=self.device)
-        self._total = torch.zeros(3, dtype=precise, device=self.device)
-        self._shown_loss = math.nan
-
-    def _work_done(self) -> float:
-        return total_images(self.work, self.progress.epoch) + self.progress.update * self.work.batch
 
     def _epoch_name(self) -> str:
         return f"epoch {self.progress.epoch + 1}/{self.epochs}"
@@ -381,8 +362,7 @@ class Engine:
         figures += [f"val loss {figure(line['val_loss'], 4)}"] if "val_loss" in line else []
         figures += [f"{self.work.goal.removeprefix('val_')} {figure(line[self.work.goal], 2)}{' *' * improved}"]
         figures += [f"{self.display.speed():.0f} images/s", self.display.left()]
-        figures += [f"{line['skipped']} images skipped"] if line["skipped"] else []
-        return "  ".join(figures)
+        return "  ".join(figures + [f"{line['skipped']} images skipped"] * bool(line["skipped"]))
 
 
 def total_images(work: Work, epochs: int) -> float:

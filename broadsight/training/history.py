@@ -1,5 +1,10 @@
-"""Checks of the history in a run's config.json before it is used: a stranger may have written it."""
+"""The history of a run in its config.json: its digests, and checks before it is used; a stranger may have written it.
 
+Digests show damage and files of another run, but do not keep out an attacker.
+"""
+
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -7,7 +12,6 @@ from typing import Any
 
 TASKS = ("classify", "detect", "instances", "segment", "keypoints")
 NONE = type(None)
-NUMBER = (int, float)
 
 # Kinds of values below "broadsight" in config.json, and below its settings and labels; any may be missing.
 ABOUT: dict[str, Any] = {
@@ -21,62 +25,82 @@ SETTINGS: dict[str, Any] = {
     **dict.fromkeys(("val", "root", "pool", "broadcast", "head", "neck", "init"), (str, NONE)),
     **dict.fromkeys(("model_args", "pool_args", "broadcast_args", "head_args", "neck_args", "changes"), dict),
     **dict.fromkeys(("seed", "log_every", "seeds"), int),
-    "split": (*NUMBER, NONE),
+    "split": (int, float, NONE),
 }
 LABELS: dict[str, Any] = {
     **dict.fromkeys(("keypoint_names", "flip_pairs", "skeleton"), list),
     "category_ids": dict,
-    "keypoint_offset": NUMBER,
+    "keypoint_offset": (int, float),
 }
-# What every run has written of its settings, and what dense runs have written besides
-NEEDED = {"settings": ("data", "model", "pool", "broadcast", "seed")}
-NEEDED_DENSE = {"settings": ("head", "neck"), "recipe": (), "parameters": (), "labels": LABELS}
 # How data is named that is fetched: timm's names of remote datasets, and paths to another machine
 FETCHED = ("hfds/", "hfids/", "tfds/", "//", "\\\\")
+# The parts of a description that its weights depend on; neither the hour nor the folder
+MEANING = ("architecture", "num_classes", "num_features", "label_names", "model_args", "pretrained_cfg")
+HISTORY = ("task", "recipe", "seed", "labels", "goal")
+DIGEST = "digest"  # below "broadsight" in config.json
+RUN = "run"  # in the metadata of a run's weights
+
+
+def sealed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's description with its own digest."""
+    plain = json.loads(json.dumps(config))
+    return plain | ({"broadsight": {**plain["broadsight"], DIGEST: _digest(plain)}} if "broadsight" in plain else {})
+
+
+def is_sealed(config: Mapping[str, Any]) -> bool:
+    """Whether a description has a digest; without one it was changed on purpose, or is older."""
+    return DIGEST in config.get("broadsight", {})
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """A digest of what decides a run's weights: runs of one identity give the same, wherever they are trained."""
+    about = config.get("broadsight", {})
+    kept = [config.get(key) for key in MEANING] + [about.get(key) for key in HISTORY]
+    data = about.get("data", {})
+    return _digest([*kept, data.get("fingerprint"), data.get("contents")])
 
 
 def check_history(config: Mapping[str, Any], where: str | Path) -> None:
-    """Refuse a description whose parts have other types than a run's.
-
-    Args:
-        config: All of config.json.
-        where: Its file, for messages.
-
-    Raises:
-        ValueError: Names the part.
-    """
+    """Refuse a description, read from `where`, that is not what was written, or whose parts are not those of a run."""
     if "broadsight" not in config:
         return
     about = config["broadsight"]
-    _check_kinds({"broadsight": about}, {"broadsight": dict}, "", where)
+    if isinstance(about, dict) and DIGEST in about:  # those of older runs have none
+        plain = {**config, "broadsight": {key: value for key, value in about.items() if key != DIGEST}}
+        if _digest(plain) != about[DIGEST]:
+            raise ValueError(
+                f"{where} is damaged or was changed: its digest is of other content; restore it, or if the change is "
+                f'meant, remove "{DIGEST}" from its "broadsight"'
+            )
+    _check_kinds(config, {"broadsight": dict}, "", where)
     _check_kinds(about, ABOUT, "", where)
     settings, labels = about.get("settings", {}), about.get("labels", {})
     _check_kinds(settings, SETTINGS, "settings.", where)
     _check_kinds(labels, LABELS, "labels.", where)
     if about.get("task", TASKS[0]) not in TASKS:
-        raise ValueError(f"{where} says task={_short(about['task'])}; expected one of {', '.join(TASKS)}")
+        raise ValueError(f"{where} says task={short(repr(about['task']))}; expected one of {', '.join(TASKS)}")
     if "settings" in about:
-        _check_there(about, NEEDED, where)
+        check_there(about, {"settings": ("data", "model", "pool", "broadcast", "seed")}, where)
     _check_labels(labels, where)
     model = settings.get("model", "")
     if any(letter in model for letter in ":/\\"):
-        raise ValueError(f"{where} says model={_short(model)}; expected the name of a model, not a place")
-
-
-def check_dense_history(config: Mapping[str, Any], where: str | Path) -> None:
-    """Refuse the description of a dense run that lacks what its model is built from."""
-    _check_there(config.get("broadsight", {}), NEEDED_DENSE, where)
+        raise ValueError(f"{where} says model={short(repr(model))}; expected the name of a model, not a place")
 
 
 def check_own_data(settings: Mapping[str, Any], given: str | None = None) -> None:
-    """Refuse to fetch data that a run's settings name and the user has not `given`; raises ValueError."""
+    """Refuse to fetch data that a run's settings name and the user has not `given`."""
     for name in ("data", "val", "root"):
         place = settings.get(name)
         if isinstance(place, str) and place.startswith(FETCHED) and place != given:
             raise ValueError(
-                f"the run reads its {name} from {_short(place)}, which would be fetched; give the data yourself "
+                f"the run reads its {name} from {short(repr(place))}, which would be fetched; give the data yourself "
                 "to allow that"
             )
+
+
+def short(text: str) -> str:
+    """The beginning of a text, for messages."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], below: str, where: str | Path) -> None:
@@ -84,11 +108,11 @@ def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], below: str
         wanted = kind if isinstance(kind, tuple) else (kind,)
         if name in values and (not isinstance(values[name], wanted) or isinstance(values[name], bool)):
             names = " or ".join("null" if one is NONE else one.__name__ for one in wanted)
-            raise ValueError(f"{where} is damaged ({below}{name}={_short(values[name])}, expected {names})")
+            raise ValueError(f"{where} is damaged ({below}{name}={short(repr(values[name]))}, expected {names})")
 
 
-def _check_there(about: Mapping[str, Any], needed: Mapping[str, Iterable[str]], where: str | Path) -> None:
-    """Refuse missing parts, and missing names in them."""
+def check_there(about: Mapping[str, Any], needed: Mapping[str, Iterable[str]], where: str | Path) -> None:
+    """Refuse a history without some parts, or names in them."""
     for part, names in needed.items():
         missing = [part] if part not in about else [f"{part}.{name}" for name in names if name not in about[part]]
         if missing:
@@ -96,21 +120,19 @@ def _check_there(about: Mapping[str, Any], needed: Mapping[str, Iterable[str]], 
 
 
 def _check_labels(labels: Mapping[str, Any], where: str | Path) -> None:
-    digits = re.compile("[0-9]{1,15}")
     ids = labels.get("category_ids", {}).items()
-    wrong = [key for key, number in ids if not _is_count(number) or not digits.fullmatch(key)]
+    wrong = [key for key, number in ids if not _is_count(number) or not re.fullmatch("[0-9]{1,15}", key)]
     wrong += [name for name in labels.get("keypoint_names", []) if not isinstance(name, str)]
     for name in ("flip_pairs", "skeleton"):
         pairs = labels.get(name, [])
         wrong += [p for p in pairs if not isinstance(p, list) or len(p) != 2 or not all(map(_is_count, p))]
     if wrong:
-        raise ValueError(f"{where} is damaged (labels: {_short(wrong[0])}, expected names, numbers and pairs)")
+        raise ValueError(f"{where} is damaged (labels: {short(repr(wrong[0]))}, expected names, numbers and pairs)")
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 LOCK = ".lock"
 PATIENCE = 0.5  # seconds that a process which was killed may take to end
-FAR = 1 << 30  # where Windows locks a byte, since others cannot read the locked ones
 
 _held: set[int] = set()
 
@@ -24,10 +23,7 @@ class Busy(ValueError):
 
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
-    """Hold a folder, which must exist; `Busy`, naming the process, if another one does.
-
-    A folder that cannot be written to, or on a file system without locks, is not locked.
-    """
+    """Hold a folder; `Busy` if another process does. One that cannot be written to, or has no locks, is not locked."""
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
@@ -66,7 +62,11 @@ def _take(handle: int, folder: Path, advice: str) -> None:
     end = time.monotonic() + PATIENCE
     while not _free(handle):
         if time.monotonic() >= end:
-            raise Busy(f"{folder} is being written by {_holder(handle)}; {advice}, nothing was changed")
+            os.lseek(handle, 0, os.SEEK_SET)
+            number, _, host = os.read(handle, 300).decode("utf-8", "replace").strip().partition(" ")
+            elsewhere = f" on {host}" if host != socket.gethostname() else ""
+            holder = f"process {number}{elsewhere}" if number.isdecimal() else "another process"
+            raise Busy(f"{folder} is being written by {holder}; {advice}, nothing was changed")
         time.sleep(0.05)
 
 
@@ -78,7 +78,7 @@ def _free(handle: int) -> bool:
         except ImportError:
             import msvcrt
 
-            os.lseek(handle, FAR, os.SEEK_SET)
+            os.lseek(handle, 1 << 30, os.SEEK_SET)  # far away, since others cannot read what is locked
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # ty: ignore[missing-attribute]
         else:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,13 +93,6 @@ def _name(handle: int, text: str) -> None:
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
         os.write(handle, text.encode())
-
-
-def _holder(handle: int) -> str:
-    os.lseek(handle, 0, os.SEEK_SET)
-    number, _, host = os.read(handle, 300).decode("utf-8", "replace").strip().partition(" ")
-    elsewhere = f" on {host}" if host != socket.gethostname() else ""
-    return f"process {number}{elsewhere}" if number.isdecimal() else "another process"
 
 
 def _let_go() -> None:

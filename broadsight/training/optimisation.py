@@ -15,12 +15,11 @@ from .recipes import Recipe
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """The recipe's optimiser; norms, biases and what the model names (`no_weight_decay`) are not decayed."""
-    known = [str(name) for name in list_optimizers()]
-    if recipe.optimizer.lower() not in known:
-        hint = did_you_mean(recipe.optimizer, known, alike=0)
+    if recipe.optimizer.lower() not in list_optimizers():
+        hint = did_you_mean(recipe.optimizer, map(str, list_optimizers()), alike=0)
         raise ValueError(f"unknown optimizer {recipe.optimizer!r}; {hint}timm.optim.list_optimizers() lists all")
-    own: dict[str, Any] = {name: getattr(recipe, name) for name in ("momentum", "betas", "eps")}
-    own = {name: value for name, value in own.items() if value is not None}
+    given = ((name, getattr(recipe, name)) for name in ("momentum", "betas", "eps"))
+    own: dict[str, Any] = {name: value for name, value in given if value is not None}
     info = get_optimizer_info(recipe.optimizer.lower())
     for name in own:  # timm would leave them out without a word
         if not getattr(info, f"has_{name}"):

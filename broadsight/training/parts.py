@@ -4,9 +4,8 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -20,7 +19,7 @@ from ..inspection.meta_pass import image_size, in_eval_mode
 from ..surgery.pooling import ANY_SIZE
 from .augmentation import LARGEST
 from .objectives.objective import Work
-from .recipes import DEPTH, DROPOUT, GROUPS, Recipe, facts_of, refuse_ignored
+from .recipes import DEPTH, DROPOUT, GROUPS, Recipe, refuse_ignored
 from .request import Request
 from .run_folder import CONFIG
 from .settings import ARGUMENTS
@@ -28,8 +27,7 @@ from .settings import ARGUMENTS
 SMALLEST = 64  # pixels that are chosen for images of unknown size
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(NamedTuple):
     """What there is of a run before it is prepared."""
 
     stored: bool  # its folder exists and describes it
@@ -37,8 +35,7 @@ class Begun:
     how: Mapping[str, Any]  # it is run, for its description
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """What a task brings to a run."""
 
     model: nn.Module  # on the CPU
@@ -78,27 +75,18 @@ def check_fields(request: Request, recipe: Recipe, settings: Mapping[str, Any], 
     modules = list(model.modules())
     dropout = not settings["pool"] or any(isinstance(one, nn.Dropout) and one.p > 0 for one in modules)
     depth = not recipe.drop_path or any(getattr(one, "drop_prob", None) for one in modules)  # as timm calls it
-    own = {
+    of_model = {
         GROUPS: None if getattr(model, "has_groups", False) else "this has none",
         DROPOUT: None if dropout or not recipe.drop_rate else f"--pool {settings['pool']} has none",
         DEPTH: None if depth else "this has none",
     }
-    facts = facts_of(recipe, settings["task"], settings["head"], request.changes)
-    refuse_ignored(request.changes, {fact: why or own.get(fact) for fact, why in facts.items()})
-
-
-def image_channels(settings: Mapping[str, Any]) -> int:
-    """Channels of the images that the model takes."""
-    return settings["model_args"].get("in_chans", 3)
+    refuse_ignored(request.changes, recipe, settings["task"], settings["head"], of_model)
 
 
 def opening(description: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The description with what a folder has to say so that the same model is made again.
+    """The description with what a folder has to say so that the same model is made again; else a ValueError.
 
     timm would make a model for one size that is tested at another for that other size.
-
-    Raises:
-        ValueError: No description makes the same model.
     """
     height, width = image_size(model)
     sized = ({"img_size": height if height == width else [height, width], **choice} for choice in ANY_SIZE)
@@ -113,34 +101,23 @@ def opening(description: dict[str, Any], model: nn.Module) -> dict[str, Any]:
 
 def _fault(description: Mapping[str, Any], model: nn.Module) -> str | None:
     """What is wrong with the model that is made from a description, without content."""
-    shapes = {name: value.shape for name, value in model.state_dict().items()}
     with tempfile.TemporaryDirectory() as place, torch.random.fork_rng(devices=[]):
         Path(place, CONFIG).write_text(json.dumps(description), encoding="utf-8")
         try:
-            again = _made_again(place)
+            try:
+                with torch.device("meta"):
+                    again = timm.create_model(f"local-dir:{place}", pretrained=False)
+            except Exception:  # some models compute with their weights when they are made
+                again = timm.create_model(f"local-dir:{place}", pretrained=False)
         except Exception as error:
             return first_line(error)
-    found = {name: value.shape for name, value in again.state_dict().items()}
+    shapes, found = ({name: value.shape for name, value in one.state_dict().items()} for one in (model, again))
     wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
     return f"{wrong[0]} would be another" if wrong else None
 
 
-def _made_again(place: str) -> nn.Module:
-    try:
-        with torch.device("meta"):
-            return timm.create_model(f"local-dir:{place}", pretrained=False)
-    except Exception:  # some models compute with their weights when they are made
-        return timm.create_model(f"local-dir:{place}", pretrained=False)
-
-
 def check_passes(model: Any, images: Any, classes: int | None, size: int) -> None:
-    """Refuse a model that does not take the images of the run, or does not tell its classes apart.
-
-    Args:
-        images: As the model takes them in eval mode.
-        classes: Number of its logits; None for detectors and segmenters.
-        size: Pixels of a side, for the message.
-    """
+    """Refuse a model that does not take images of so many pixels, or does not tell its classes apart, if it has any."""
     with torch.random.fork_rng(devices=[]), in_eval_mode(model):
         try:
             found = model(images)
@@ -153,11 +130,7 @@ def check_passes(model: Any, images: Any, classes: int | None, size: int) -> Non
 
 
 def size_of(source: Any, data: str, largest: int = LARGEST) -> int:
-    """Pixels to train at: the middle of the images' short sides, in steps of 32 from SMALLEST to `largest`.
-
-    Args:
-        source: Has `open(index)`.
-    """
+    """Pixels to train at: the middle of the images' short sides, in steps of 32 from SMALLEST to `largest`."""
     if data.startswith("scenes"):
         return SMALLEST
     sides = []
@@ -190,15 +163,11 @@ def fit_batch(
 def with_rates(arguments: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
     """A model's arguments with the recipe's rates of stochastic depth and dropout, where they are not given."""
     rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.drop_rate}
-    return {**arguments, **{key: v for key, v in rates.items() if v is not None and key not in arguments}}
+    return {**{key: rate for key, rate in rates.items() if rate is not None}, **arguments}
 
 
 def created(make: Callable[[], Any], what: str, settings: Mapping[str, Any], pretrained: bool) -> Any:
-    """The model that `make` returns; errors of timm's and of models' own code become one line.
-
-    Args:
-        what: The model, for messages.
-    """
+    """The model that `make` returns; errors of timm's and of models' own code become one line about `what`."""
     try:
         return make()
     except Exception as error:

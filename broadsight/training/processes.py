@@ -12,20 +12,11 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
-PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-MEETING = timedelta(minutes=10)  # that processes wait for each other at the start
-
 _restarted = False
 
 
 def connect(device: str = "auto", precision: str = "fp32", expected: int | None = None) -> Accelerator:
-    """The accelerator of this process, after all processes have met.
-
-    Args:
-        device: "auto", "cpu" or "cuda".
-        precision: "fp32", "bf16" or "fp16".
-        expected: Processes that the user asked for; None for any number.
-    """
+    """The accelerator of this process, after all processes have met, as many as are `expected`."""
     meet(device, expected)
     on_cpu = not has_gpu(device)
     if precision == "fp16" and on_cpu:
@@ -33,7 +24,7 @@ def connect(device: str = "auto", precision: str = "fp32", expected: int | None 
     # Accelerate keeps its state for the whole interpreter; a second run in it may need another
     AcceleratorState._reset_state(reset_partial_state=not dist.is_initialized())
     GradientState._reset_state()
-    return Accelerator(cpu=on_cpu, mixed_precision=PRECISIONS[precision])
+    return Accelerator(cpu=on_cpu, mixed_precision=precision.replace("fp32", "no"))
 
 
 def meet(device: str = "auto", expected: int | None = None) -> None:
@@ -46,8 +37,6 @@ def meet(device: str = "auto", expected: int | None = None) -> None:
             f"{wanted} processes asked for, {world} running; start them with: "
             f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
         )
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}; expected auto, cpu or cuda")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
         raise ValueError("device cuda asked for, but torch sees no GPU here; use --device cpu or auto")
@@ -109,23 +98,15 @@ def share_buffers(module: torch.nn.Module) -> None:
 
 
 def _join(backend: str) -> None:
-    """Join the process group under a new name.
+    """Join the process group under a number that no earlier one has had, and agree on whether any was restarted.
 
     After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes,
-    and gloo would wait half an hour for them. A second group of the same processes would find those of the first.
+    and gloo would wait half an hour for them; a second group of the same processes would find those of the first.
+    torchrun counts restarts only on the node where a process has failed.
     """
     global _restarted
-    store, rank, world = next(iter(dist.rendezvous("env://", timeout=MEETING)))
-    number, _restarted = _meet(dist.PrefixStore("broadsight", store), rank, world)
-    dist.init_process_group(backend, store=dist.PrefixStore(f"group_{number}", store), rank=rank, world_size=world)
-
-
-def _meet(store: dist.Store, rank: int, world: int) -> tuple[int, bool]:
-    """A number that no earlier group has had, and whether any of these processes was restarted.
-
-    All agree on both, whatever dead processes have left in the store. torchrun counts restarts only on the node where
-    a process has failed.
-    """
+    whole, rank, world = next(iter(dist.rendezvous("env://", timeout=timedelta(minutes=10))))
+    store = dist.PrefixStore("broadsight", whole)
     if rank:
         me = uuid4().hex
         store.set(f"here/{rank}", me)
@@ -141,7 +122,8 @@ def _meet(store: dist.Store, rank: int, world: int) -> tuple[int, bool]:
             time.sleep(0.05)
         store.set(f"complete/{number}", "")
     store.wait([f"complete/{number}"])
-    return number, store.add(f"restarts/{number}", 0) > 0
+    _restarted = store.add(f"restarts/{number}", 0) > 0
+    dist.init_process_group(backend, store=dist.PrefixStore(f"group_{number}", whole), rank=rank, world_size=world)
 
 
 def _restarts() -> int:

@@ -1,9 +1,10 @@
 """How a model is trained, as data: the settings and the published recipes in `recipes.yaml`."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import yaml
@@ -17,7 +18,6 @@ MIXING, BOTH_MIXINGS = "mixup or cutmix above 0", "mixup and cutmix together"
 # What only a model says, once it is there.
 GROUPS, DROPOUT = "models with groups of tokens, such as those under --pool map", "classifiers with dropout"
 DEPTH = "models with stochastic depth"
-
 
 # What values fields may have, in words and as a check. A field whose type allows None may always have that.
 RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -38,65 +38,24 @@ RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def _of(default: Any, *of: str) -> Any:
-    """A field that only counts for some of these; see `facts_of`. Elsewhere it is refused, not ignored."""
+    """A field that only counts for some of these; elsewhere it is refused, not ignored, by `refuse_ignored`."""
     return field(default=default, metadata={"of": of})
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a training run. The batch is that of one update, over all processes and accumulated passes.
+    """Settings of a training run, as timm's factories take them where they have the name; see docs/recipes.md.
 
-    Args:
-        epochs, warmup_epochs, cooldown_epochs: Passes over the data in all, of which the first warm up; and passes at
-            the lowest learning rate that follow.
-        epoch_updates: Updates that are called an epoch, over as much of the data, or as many times, as they take; None
-            for one pass over the data. How schedules that count iterations are written.
-        batch_size, accumulate: Images per update, and the passes that they are divided into.
-        fit_batch: Take a smaller batch where there are fewer images than it holds.
-        optimizer, lr, min_lr, warmup_lr, weight_decay, momentum, betas, eps: As timm's factories take them; a momentum
-            or betas or eps of None is the optimiser's own.
-        schedule: After the warm-up "cosine", "constant", "step" (a tenth at each of the milestones) or "poly" (down to
-            min_lr by the power).
-        milestones: Two parts of the epochs, for "step".
-        power: Of "poly".
-        layer_decay: Factor of the learning rate from each layer to the one below; None for one rate.
-        clip_norm: Largest norm of a gradient; None for any.
-        image_size, eval_size: Pixels in training and evaluation; None: chosen by the data and the model, and
-            as in training. Of detectors the shorter side; of segmenters the crop, and the shorter side of what it is
-            cut from; of a pose model the height of a person's image.
-        long_side: What the longer side may have at most, in dense tasks; None for any.
-        resize: Smallest and largest factor of the image's size, in dense tasks: (0.5, 2.0) trains at many scales.
-        crop: In detection, none, "random" (a part that has an object) or "iou" (as SSD is trained).
-        rotation: Degrees by which persons are turned at most, for pose models.
-        crop_pct, interpolation: Of evaluation; None for what the model says.
-        scale, ratio: Area and aspect of random crops.
-        hflip, color_jitter, auto_augment, erasing: Augmentation by timm's names; `auto_augment` such as
-            "rand-m9-mstd0.5-inc1".
-        mixup, cutmix, mixup_prob, mixup_switch: Mixing of images; how often at all, and how often cutmix of both.
-        mixup_off_epoch: Epoch from which on nothing is mixed; 0 for never.
-        smoothing: Label smoothing.
-        repeated_aug: Times that an image comes in an epoch with another augmentation, the epoch keeping its length.
-        drop_path, drop_rate: Stochastic depth and dropout of the classifier; None for the model's own.
-        loss: Cross-entropy "ce" or its binary form "bce" on the labels.
-        intra, inter: Weights of the multi-token losses where the model has groups of tokens.
-        distill, teacher, alpha, temperature: Learning from a teacher, "hard" or "soft": a timm name or a run folder,
-            its share of the loss, and the softening.
-        ema: Decay of the averaged weights, which are then evaluated and kept; 0 for none.
-        ema_warmup: The average follows faster in the beginning.
-        precision: "fp32", or mixed "bf16" or "fp16".
-        channels_last, compile, sync_bn: Memory format, torch.compile, BatchNorm over all processes.
-        frozen_stats: The model stays in eval mode while it learns: no dropout, no new BatchNorm statistics.
-        pretrained: Begin from timm's weights of the model.
-        patience: Epochs without improvement after which training ends; 0 for all epochs.
+    A None that is not explained is the own value of the data, the model or the optimiser.
     """
 
-    epochs: int = 300
-    warmup_epochs: float = 5
-    cooldown_epochs: int = 0
-    epoch_updates: int | None = None
-    batch_size: int = 1024
-    accumulate: int = 1
-    fit_batch: bool = _of(False, "batches that nobody has asked for")
+    epochs: int = 300  # passes over the data, or of `epoch_updates`
+    warmup_epochs: float = 5  # the first of them
+    cooldown_epochs: int = 0  # that follow, at the lowest learning rate
+    epoch_updates: int | None = None  # updates of an epoch; None: as many as a pass over the data has
+    batch_size: int = 1024  # images of an update, over all processes and accumulated passes
+    accumulate: int = 1  # passes that an update is divided into
+    fit_batch: bool = _of(False, "batches that nobody has asked for")  # a smaller batch for few images
     optimizer: str = "adamw"
     lr: float = 1e-3
     min_lr: float = _of(1e-6, "schedule=cosine", "schedule=poly")
@@ -106,49 +65,49 @@ class Recipe:
     betas: tuple[float, float] | None = None
     eps: float | None = None
     schedule: Literal["cosine", "constant", "step", "poly"] = "cosine"
-    milestones: tuple[float, float] = _of((8 / 12, 11 / 12), "schedule=step")
+    milestones: tuple[float, float] = _of((8 / 12, 11 / 12), "schedule=step")  # parts of the epochs; then a tenth
     power: float = _of(0.9, "schedule=poly")
-    layer_decay: float | None = _of(None, CLASSIFY)
-    clip_norm: float | None = None
-    image_size: int | None = 224
-    eval_size: int | None = _of(None, "models of whole images")
-    long_side: int | None = _of(None, "heads that take any shape")
-    resize: tuple[float, float] = _of((1.0, 1.0), "dense tasks")
-    crop: Literal["none", "random", "iou"] = _of("none", "heads that find objects")
-    rotation: float = _of(0.0, "the head simple_baseline")
+    layer_decay: float | None = _of(None, CLASSIFY)  # of the rate from each layer to the one below; None: one rate
+    clip_norm: float | None = None  # None: gradients of any norm
+    image_size: int | None = 224  # detectors: the shorter side; pose models: the height of a person's image
+    eval_size: int | None = _of(None, "models of whole images")  # None: as in training
+    long_side: int | None = _of(None, "heads that take any shape")  # at most; None: any
+    resize: tuple[float, float] = _of((1.0, 1.0), "dense tasks")  # factors; (0.5, 2.0) trains at many scales
+    crop: Literal["none", "random", "iou"] = _of("none", "heads that find objects")  # iou: as SSD is trained
+    rotation: float = _of(0.0, "the head simple_baseline")  # degrees at most
     crop_pct: float | None = _of(None, CLASSIFY)
     interpolation: Literal["bicubic", "bilinear", "nearest", "random"] | None = _of(None, CLASSIFY)
     scale: tuple[float, float] = _of((0.08, 1.0), CLASSIFY)
     ratio: tuple[float, float] = _of((3 / 4, 4 / 3), CLASSIFY)
     hflip: float = 0.5
     color_jitter: float = _of(0.4, "images whose colours nothing else decides")
-    auto_augment: str | None = _of(None, CLASSIFY)
+    auto_augment: str | None = _of(None, CLASSIFY)  # such as "rand-m9-mstd0.5-inc1"; None: none
     erasing: float = _of(0.0, CLASSIFY)
     mixup: float = _of(0.0, CLASSIFY)
     cutmix: float = _of(0.0, CLASSIFY)
     mixup_prob: float = _of(1.0, MIXING)
-    mixup_switch: float = _of(0.5, BOTH_MIXINGS)
-    mixup_off_epoch: int = _of(0, MIXING)
+    mixup_switch: float = _of(0.5, BOTH_MIXINGS)  # how often cutmix
+    mixup_off_epoch: int = _of(0, MIXING)  # from which on nothing is mixed; 0: never
     smoothing: float = _of(0.0, CLASSIFY)
-    repeated_aug: int = _of(1, CLASSIFY)
+    repeated_aug: int = _of(1, CLASSIFY)  # times that an image comes in an epoch, which keeps its length
     drop_path: float | None = _of(None, DEPTH)
     drop_rate: float | None = _of(None, DROPOUT)
     loss: Literal["ce", "bce"] = _of("ce", CLASSIFY)
     intra: float = _of(1.0, GROUPS)
     inter: float = _of(-0.8, GROUPS)
     distill: Literal["none", "hard", "soft"] = _of("none", CLASSIFY)
-    teacher: str | None = _of(None, CLASSIFY)
-    alpha: float = _of(0.5, "distill=hard", "distill=soft")
+    teacher: str | None = _of(None, CLASSIFY)  # a timm name or a run folder
+    alpha: float = _of(0.5, "distill=hard", "distill=soft")  # the teacher's share of the loss
     temperature: float = _of(3.0, "distill=soft")
-    ema: float = 0.0
+    ema: float = 0.0  # decay of the averaged weights, which are evaluated and kept then; 0: none
     ema_warmup: bool = _of(False, "ema above 0")
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     channels_last: bool = False
     compile: bool = False
     sync_bn: bool = False
-    frozen_stats: bool = False
+    frozen_stats: bool = False  # the model stays in eval mode while it learns
     pretrained: bool = False
-    patience: int = 0
+    patience: int = 0  # epochs without improvement after which training ends; 0: never
 
     def __post_init__(self) -> None:
         warm_up = (f"at most epochs={self.epochs}", lambda value: value <= self.epochs, "warmup_epochs")
@@ -168,26 +127,24 @@ class Recipe:
             raise ValueError(f"{given} without a {missing}")
 
     def change(self, values: Mapping[str, Any]) -> "Recipe":
-        """The recipe with other values; an unknown field is refused, and text is read as the field's type.
-
-        Fewer epochs than warm up shorten the warm-up.
-        """
+        """The recipe with other values, which may be texts; fewer epochs than warm up shorten the warm-up."""
         known = [setting.name for setting in fields(self)]
-        for name in values:
-            if name not in known:
-                raise unknown("recipe field", name, known)
+        if strange := [name for name in values if name not in known]:
+            raise unknown("recipe field", strange[0], known)
         typed = {name: _typed(name, value) for name, value in values.items()}
         if "epochs" in typed and "warmup_epochs" not in typed:  # a short trial of a long recipe
             typed["warmup_epochs"] = min(self.warmup_epochs, typed["epochs"])
         return replace(self, **typed)
 
 
-def facts_of(recipe: Recipe, task: str, head: str | None, given: Collection[str]) -> dict[str, str | None]:
-    """Which conditions of fields hold for a run: None, or why one does not. `check_fields` adds those of the model.
-
-    Args:
-        given: Fields that the user has set.
-    """
+def refuse_ignored(
+    given: Mapping[str, Any],
+    recipe: Recipe,
+    task: str,
+    head: str | None,
+    of_model: Mapping[str, str | None] = MappingProxyType({}),
+) -> None:
+    """Refuse fields that the user has `given` and that have no effect; `of_model` says why, where only a model can."""
     from ..dense.heads import HEADS  # here, since torch is not needed to list recipes
 
     kind = HEADS.get(str(head))
@@ -201,7 +158,7 @@ def facts_of(recipe: Recipe, task: str, head: str | None, given: Collection[str]
         (CLASSIFY, classify, here),
         (GROUPS, classify, here),
         (DROPOUT, classify, here),
-        (DEPTH, True, ""),
+        (DEPTH, True, here),
         (MIXING, classify and (recipe.mixup or recipe.cutmix), alone),
         (BOTH_MIXINGS, classify and recipe.mixup and recipe.cutmix, alone),
         ("distill=hard", classify and recipe.distill == "hard", untaught),
@@ -218,28 +175,19 @@ def facts_of(recipe: Recipe, task: str, head: str | None, given: Collection[str]
     ]
     for kind in ("cosine", "step", "poly"):
         rows.append((f"schedule={kind}", kind == recipe.schedule, f"this has schedule={recipe.schedule}"))
-    return {fact: None if holds else why for fact, holds, why in rows}
-
-
-def refuse_ignored(given: Mapping[str, Any], facts: Mapping[str, str | None]) -> None:
-    """Refuse fields that the user has set and that would have no effect; see `facts_of`."""
+    facts = {fact: of_model.get(fact) if holds else why for fact, holds, why in rows}
     needs = {setting.name: setting.metadata.get("of", ()) for setting in fields(Recipe)}
     refuse_idle({name: f"{name}={value}" for name, value in given.items()}, needs, facts)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A named recipe, and what its paper says of it; `recipes.yaml` explains the fields.
-
-    Args:
-        recipe: The settings, inherited ones included.
-        task, head, head_args, neck, neck_args: See `broadsight.dense.build`.
-    """
+    """A named recipe, and what its paper says of it; `recipes.yaml` explains the fields."""
 
     name: str
     about: str
     source: str
-    recipe: Recipe
+    recipe: Recipe  # with what it inherits
     task: str = "classify"
     head: str | None = None
     head_args: Mapping[str, Any] = field(default_factory=dict)
@@ -280,19 +228,6 @@ def find(name: str) -> Entry:
     base, settings = entry.pop("base", None), entry.pop("settings", {})
     recipe = find(base).recipe if base else Recipe()
     return Entry(name=name, recipe=recipe.change(settings), **entry)
-
-
-def assignments(texts: Iterable[str], what: str = "--set") -> dict[str, str]:
-    """`key=value` texts as a mapping."""
-    values = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"{what} {text!r}; expected key=value, such as {what} epochs=10")
-        if key.strip() in values:
-            raise ValueError(f"{what} {key.strip()} given twice, as {values[key.strip()]} and {value.strip()}")
-        values[key.strip()] = value.strip()
-    return values
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -17,49 +17,49 @@ class DamagedRun(Exception):
 
 
 def put_back(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Module) -> list[str]:
-    """Make a run's files those of the moment that a checkpoint was written.
+    """Make a run's files those of the moment that a checkpoint was written; returns what was damaged, a line each.
 
-    Args:
-        progress: The checkpoint's progress.
-        model: The model that is evaluated, with the checkpoint's weights.
-
-    Returns:
-        What was damaged, a line each. What a killed part of the run wrote after the checkpoint is no damage.
+    What a killed part of the run wrote after it is no damage. The model is the one evaluated, with its weights.
     """
-    metrics, weights = _metrics(folder, checkpoint, progress), _weights(folder, checkpoint, progress, model)
-    return [note for note in (metrics, weights, _skipped(folder, progress)) if note]
+    notes = []
+    path, copy = folder.path / METRICS, state.vouched(checkpoint, METRICS) or b""
+    longer = progress.finished and path.is_file() and path.stat().st_size > len(copy)
+    if longer or not _begins(path, copy):
+        _replace(path, copy)
+        notes.append(f"{METRICS} was damaged: written again from {checkpoint.name}")
+    notes += _weights(folder, checkpoint, progress, model)
+    path = folder.path / SKIPPED
+    if progress.skipped and _text(path) != skipped_text(progress.skipped):
+        _clear(path)
+        folder.report_skipped(progress.skipped)
+        notes += [f"{SKIPPED} was damaged: written again"] if progress.finished else []
+    return notes
 
 
 def check_records(folder: RunFolder) -> None:
     """Refuse metrics and skipped images other than those of the run's checkpoint; a ValueError names the file."""
-    advice = f"broadsight train --resume --out {folder.path} makes it again"
     for checkpoint in state.checkpoints(folder.last, folder.previous):
         copy, progress = state.vouched(checkpoint, METRICS), state.vouched(checkpoint, state.PROGRESS)
         if copy is None or progress is None:
             continue
-        if not _begins(folder.path / METRICS, copy):
-            raise ValueError(f"{folder.path / METRICS} is damaged: it is not what the run wrote; {advice}")
         about = json.loads(progress)
         skipped = about["finished"] and about["skipped"]
-        if skipped and _text(folder.path / SKIPPED) != skipped_text(skipped):
-            raise ValueError(f"{folder.path / SKIPPED} is damaged: it is not what the run wrote; {advice}")
+        damaged = [] if _begins(folder.path / METRICS, copy) else [METRICS]
+        damaged += [SKIPPED] if skipped and _text(folder.path / SKIPPED) != skipped_text(skipped) else []
+        if damaged:
+            advice = f"broadsight train --resume --out {folder.path} makes it again"
+            raise ValueError(f"{folder.path / damaged[0]} is damaged: it is not what the run wrote; {advice}")
         return
 
 
-def _metrics(folder: RunFolder, checkpoint: Path, progress: Any) -> str | None:
-    path, copy = folder.path / METRICS, state.vouched(checkpoint, METRICS) or b""
-    longer = progress.finished and path.is_file() and path.stat().st_size > len(copy)
-    if _begins(path, copy) and not longer:
-        return None
-    _replace(path, copy)
-    return f"{METRICS} was damaged: written again from {checkpoint.name}"
-
-
-def _weights(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Module) -> str | None:
-    path = folder.path / WEIGHTS
+def _weights(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Module) -> list[str]:
+    path, fault = folder.path / WEIGHTS, None
     if progress.epoch == 0 or (path.is_file() and file_digest(path) == progress.best_weights):
-        return None
-    fault = _fault(path)
+        return []
+    try:
+        read_file(path)
+    except Exception:
+        fault = "not what was written" if path.is_file() else "missing"
     if progress.keeps_present:
         folder.keep_best(model)
     elif (best := state.vouched(checkpoint, BEST)) is not None:
@@ -67,28 +67,8 @@ def _weights(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Modul
     elif fault or progress.finished:
         raise DamagedRun(f"{path} is damaged, and the checkpoint has no copy of the best weights; {state.ADVICE}")
     if not fault and not progress.finished:  # they were better ones, of a part that is run again
-        return None
-    return f"{WEIGHTS} was damaged ({fault or 'other weights'}): written again from {checkpoint.name}"
-
-
-def _skipped(folder: RunFolder, progress: Any) -> str | None:
-    path = folder.path / SKIPPED
-    if not progress.skipped or _text(path) == skipped_text(progress.skipped):
-        return None
-    _clear(path)
-    folder.report_skipped(progress.skipped)
-    return f"{SKIPPED} was damaged: written again" if progress.finished else None
-
-
-def _fault(path: Path) -> str | None:
-    """What is wrong with a file of weights, as far as it can be seen from the file."""
-    if not path.is_file():
-        return "missing"
-    try:
-        read_file(path)
-    except Exception:
-        return "not what was written"
-    return None
+        return []
+    return [f"{WEIGHTS} was damaged ({fault or 'other weights'}): written again from {checkpoint.name}"]
 
 
 def _begins(path: Path, content: bytes) -> bool:

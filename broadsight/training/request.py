@@ -8,10 +8,10 @@ from ..errors import UsageError
 from ..options import ALLOW_OUTSIDE, DATASET_ROOT, DOWNLOAD, STRICT, Machine, Options, option, value_of
 
 DENSE, CLASSIFY = ("dense tasks",), ("--task classify",)
-# Options that are short for fields of the recipe.
-SHORT = dict(
-    epochs="epochs", size="image_size", batch="batch_size", lr="lr", pretrained="pretrained", compile="compile"
-)
+# Options that are short for fields of the recipe, by these.
+SHORT = {"image_size": "size", "batch_size": "batch"} | {
+    name: name for name in ("epochs", "lr", "pretrained", "compile")
+}
 
 
 def arguments(what: str, **how: Any) -> Any:
@@ -86,19 +86,20 @@ class Request(Machine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, recipe_field in SHORT.items():
-            value = getattr(self, name)
-            if value not in (None, False) and recipe_field in self.set:
+        for name, value in self._short().items():
+            if name in self.set:
                 raise UsageError(
-                    f"{recipe_field} given twice, as {value} and by --set {recipe_field}={self.set[recipe_field]}; "
-                    "expected one of them"
+                    f"{name} given twice, as {value} and by --set {name}={self.set[name]}; expected one of them"
                 )
+
+    def _short(self) -> dict[str, Any]:
+        given = {field: getattr(self, name) for field, name in SHORT.items()}
+        return {field: value for field, value in given.items() if value not in (None, False)}
 
     @property
     def changes(self) -> dict[str, Any]:
         """Fields of the recipe that are asked for, as texts or values."""
-        short = {field: getattr(self, name) for name, field in SHORT.items()}
-        return {**self.set, **{name: value for name, value in short.items() if value not in (None, False)}}
+        return {**self.set, **self._short()}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -16,11 +16,12 @@ from ..surgery.pooling import check_name
 from ..visual.metrics import label
 from . import processes
 from .checkpoints import newest
-from .classification import Begun, classifier_parts, make_model
+from .classification import classifier_parts, make_model
 from .display import Display
 from .engine import Engine, Interrupted, Progress, total_images
 from .lock import Busy, locked, refuse_if_held
 from .optimisation import make_average, make_optimizer, make_scheduler
+from .parts import Begun
 from .recipes import Recipe
 from .request import Request
 from .run_folder import CLASSES_JUDGED, METRICS, REPORT, RunFolder, is_run, over_classes, whole_page
@@ -32,61 +33,35 @@ Reporter = Callable[..., Path]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
-
-    Args:
-        folder: The run.
-        title: Its model, in a few words.
-        progress: Where it stands.
-        parameters: Of the model.
-        seconds: That this part of it took.
-        notes: What the user should know.
-        goal: What the best model has most of, in words.
-        over: Over how many classes it is, in words; nothing if over all.
-        report: Its report.html, unless it was not asked for or could not be made.
-        twin: How the same model with another pooling ended, if there is one.
-    """
+    """How a run ended."""
 
     folder: Path
-    title: str
+    title: str  # its model, in a few words
     progress: Progress
-    parameters: int
-    seconds: float
-    notes: tuple[str, ...]
-    goal: str = "top-1"
-    report: Path | None = None
-    over: str = ""
-    twin: "Outcome | None" = None
+    parameters: int  # of the model
+    seconds: float  # that this part of it took
+    notes: tuple[str, ...]  # what the user should know
+    goal: str = "top-1"  # what the best model has most of, in words
+    over: str = ""  # over how many classes that is, in words; empty if over all
+    report: Path | None = None  # its report.html, unless it was not asked for or could not be made
+    twin: "Outcome | None" = None  # how the same model with another pooling ended
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A run that is ready to go.
-
-    Args:
-        engine: Goes.
-        description: What is written into its folder.
-        summary: What it is, in a line.
-        notes: What the user should know.
-        splits: Its data.
-        stored: It was begun before, and its folder says what it is.
-    """
+class Prepared(NamedTuple):
+    """A run that is ready to go."""
 
     engine: Engine
-    description: dict[str, Any]
-    summary: str
-    notes: tuple[str, ...]
-    splits: Any
-    stored: bool = False
+    description: dict[str, Any]  # what is written into its folder
+    summary: str  # what it is, in a line
+    notes: tuple[str, ...]  # what the user should know
+    splits: Any  # its data
+    stored: bool = False  # it was begun before, and its folder says what it is
 
 
 def train(request: Request, *, reporter: Reporter | None = None, quiet: bool = False) -> Outcome:
     """Train a model, and its twin if one is asked for; or continue runs as if they had never stopped.
 
-    Args:
-        reporter: Writes the report of a run that has ended or was interrupted, as `report.run.report_run` does; without
-            it none is written.
-        quiet: Show nothing.
+    The reporter writes the report of a run that has ended or was interrupted, as `report.run.report_run` does.
     """
     reporter = reporter if request.report else None
     if request.twin is None:
@@ -102,42 +77,29 @@ def train(request: Request, *, reporter: Reporter | None = None, quiet: bool = F
 
 
 def _train_one(request: Request, reporter: Reporter | None, quiet: bool) -> Outcome:
-    with ExitStack() as held:  # the folder, until its report is written
-        return _held(request, reporter, held, quiet)
-
-
-def _held(request: Request, reporter: Reporter | None, held: ExitStack, quiet: bool) -> Outcome:
     started = time.monotonic()
-    try:
-        processes.meet(request.device, request.processes)  # who agree on whether they were restarted
-        prepared, progress = _train(request, reporter, held, quiet)
-    finally:
-        processes.leave()
-    about, folder = prepared.description["broadsight"], prepared.engine.folder
-    name, seconds = title(about["settings"]), time.monotonic() - started
-    goal = label(prepared.engine.work.goal)
-    notes = (*prepared.notes, *prepared.engine.repairs)
-    outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, notes, goal)
-    outcome = replace(outcome, over=_over(folder, prepared.description["num_classes"]))
-    if reporter is None or not folder.writing:
-        return outcome
-    page, metrics = folder.path / REPORT, folder.path / METRICS
-    if whole_page(page) and page.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:  # the run was finished before
-        return replace(outcome, report=page)
-    return write_report(outcome, request, reporter, prepared.splits)
-
-
-def _over(folder: RunFolder, classes: int) -> str:
-    judged = [line[CLASSES_JUDGED] for line in folder.metrics() if CLASSES_JUDGED in line]
-    return over_classes(judged[-1], classes) if judged else ""
+    with ExitStack() as held:  # the folder, until its report is written
+        try:
+            processes.meet(request.device, request.processes)  # who agree on whether they were restarted
+            prepared, progress = _train(request, reporter, held, quiet)
+        finally:
+            processes.leave()
+        about, folder = prepared.description["broadsight"], prepared.engine.folder
+        name, seconds = title(about["settings"]), time.monotonic() - started
+        notes, goal = (*prepared.notes, *prepared.engine.repairs), label(prepared.engine.work.goal)
+        judged = [line[CLASSES_JUDGED] for line in folder.metrics() if CLASSES_JUDGED in line]
+        over = over_classes(judged[-1], prepared.description["num_classes"]) if judged else ""
+        outcome = Outcome(folder.path, name, progress, about["parameters"], seconds, notes, goal, over)
+        if reporter is None or not folder.writing:
+            return outcome
+        page, metrics = folder.path / REPORT, folder.path / METRICS
+        if whole_page(page) and page.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:  # the run was finished before
+            return replace(outcome, report=page)
+        return write_report(outcome, request, reporter, prepared.splits)
 
 
 def write_report(outcome: Outcome, request: Request, reporter: Reporter, splits: Any = None) -> Outcome:
-    """Write the report of a run that has ended. A page must not make it fail: what goes wrong is noted.
-
-    Args:
-        splits: The run's data, if it is open.
-    """
+    """Write the report of a run that has ended. A page must not make it fail: what goes wrong is noted."""
     try:
         options: dict[str, Any] = dict(workers=request.workers, device=request.device)
         return replace(outcome, report=reporter(outcome.folder, splits=splits, seconds=outcome.seconds, **options))
@@ -148,6 +110,7 @@ def write_report(outcome: Outcome, request: Request, reporter: Reporter, splits:
 def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: bool) -> tuple[Prepared, Progress]:
     stored, restarted = None, processes.restarted()
     resume = request.resume or restarted
+    said = any((request.data, request.model, request.recipe, request.changes))  # enough to begin a run
     if request.out and is_run(Path(request.out)):
         stored = stored_in(Path(request.out))
         if not resume:
@@ -156,7 +119,7 @@ def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: 
                 f"{request.out} holds a run of {stored['settings']['model']} already; "
                 "--resume continues it, another --out starts a new one"
             )
-    elif request.out and resume and not restarted and not _says_what(request):
+    elif request.out and resume and not restarted and not said:  # else one that was killed before it had a folder
         raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
     elif resume and not request.out and not restarted:
         raise ValueError("--resume needs --out, the folder of the run to continue")
@@ -166,25 +129,29 @@ def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: 
         recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
     if stored is not None:
-        _hold(Path(str(request.out)), accelerator, held)
+        _hold(RunFolder(str(request.out)), accelerator, held)
     prepared = prepare(request, settings, recipe, accelerator, stored, quiet=quiet)
     return prepared, _run(prepared, reporter, resume, held)
 
 
-def _hold(folder: Path, accelerator: Accelerator, held: ExitStack, new: bool = False) -> None:
-    """Become the one run that writes to a folder; a ValueError, at all processes, if another does or it is not new."""
+def _hold(
+    folder: RunFolder, accelerator: Accelerator, held: ExitStack, description: Mapping[str, Any] | None = None
+) -> None:
+    """Become the one run that writes to a folder, made if it is described; else a ValueError, at all processes."""
     failure = None
     if accelerator.is_main_process:
         try:
-            if new:
-                folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder))
-            if new and is_run(folder):
-                failure = f"{folder} holds a run that another process has just made; choose another --out"
+            if description is not None:
+                folder.path.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder.path))
+            if description is not None and is_run(folder.path):
+                failure = f"{folder.path} holds a run that another process has just made; choose another --out"
+            elif description is not None:
+                folder.create(description)
         except Busy as error:
             failure = str(error)
         except OSError as error:
-            failure = f"cannot write to {folder}: {error.strerror}; choose another --out"
+            failure = f"cannot write to {folder.path}: {error.strerror}; choose another --out"
     if (failure := processes.from_first(failure)) is not None:
         raise ValueError(failure)
 
@@ -200,11 +167,6 @@ def check_twin(request: Request, twin: str) -> None:
     make_model({**settings, "pool": twin, "pool_args": {}}, replace(recipe, pretrained=False), classes=2)
 
 
-def _says_what(request: Request) -> bool:
-    """Whether a request could begin a run: one that was killed before it had a folder is begun again."""
-    return any((request.data, request.model, request.recipe, request.changes))
-
-
 def prepare(
     request: Request,
     settings: dict[str, Any],
@@ -214,17 +176,13 @@ def prepare(
     *,
     quiet: bool = False,
 ) -> Prepared:
-    """Data, model, optimiser and folder, put together; nothing is written yet.
-
-    Args:
-        stored: What the folder says of a run that was begun.
-    """
-    count = accelerator.num_processes
+    """Data, model, optimiser and folder, put together; nothing is written yet. A run that was begun is `stored`."""
+    count, device = accelerator.num_processes, accelerator.device
     threads = request.threads or (stored or {}).get("threads")  # others would add in another order
     threads = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(threads)
     folder = RunFolder(folder_for(request, settings), writing=accelerator.is_main_process)
-    how = dict(command=request.command, processes=count, threads=threads, device=accelerator.device.type)
+    how = dict(command=request.command, processes=count, threads=threads, device=device.type)
     checkpoint = newest(folder.last, folder.previous) if stored is not None else None
     begun = Begun(stored is not None, checkpoint is not None, how)
     if settings["task"] == "classify":
@@ -233,40 +191,26 @@ def prepare(
         from .dense import dense_parts
 
         parts = dense_parts(request, settings, recipe, accelerator, begun)
-    recipe, order = parts.recipe, parts.order
+    recipe, model, updates = parts.recipe, parts.model, parts.order.updates
     notes = (*parts.notes, *check_same(folder, parts.description, accelerator.is_main_process))
 
-    model = parts.model
-    model = (synchronise(model, accelerator.device) if recipe.sync_bn else model).to(accelerator.device)
+    model = (synchronise(model, device) if recipe.sync_bn else model).to(device)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    average = make_average(model, recipe)
-    optimizer = make_optimizer(model, recipe)
-    scheduler = make_scheduler(optimizer, recipe, order.updates)
+    average, optimizer = make_average(model, recipe), make_optimizer(model, recipe)
+    scheduler = make_scheduler(optimizer, recipe, updates)
     if recipe.compile:
         parts.compile(model)
     wrapped, stepping = accelerator.prepare(model, optimizer)
     work = parts.work(wrapped, model)
     epochs = recipe.epochs + recipe.cooldown_epochs
-    engine = Engine(
-        accelerator,
-        work,
-        wrapped,
-        model,
-        stepping,
-        scheduler,
-        average,
-        recipe,
-        folder,
-        Display(accelerator.process_index, total_images(work, epochs), request.plain, quiet),
-        seed=settings["seed"],
-        log_every=settings["log_every"],
-        checkpoint_minutes=request.checkpoint_minutes,
-    )
+    display = Display(accelerator.process_index, total_images(work, epochs), request.plain, quiet)
+    own: dict[str, Any] = {name: settings[name] for name in ("seed", "log_every")}
+    own |= dict(checkpoint_minutes=request.checkpoint_minutes)
+    engine = Engine(accelerator, work, wrapped, model, stepping, scheduler, average, recipe, folder, display, **own)
     summary = (
         f"{title(settings)}: {parts.description['broadsight']['parameters'] / 1e6:.2f} M parameters; {parts.summary}; "
-        f"{epochs} epochs of {order.updates} updates; {accelerator.device.type}, processes: {count}, "
-        f"threads: {threads}; {folder.path}"
+        f"{epochs} epochs of {updates} updates; {device.type}, processes: {count}, threads: {threads}; {folder.path}"
     )
     return Prepared(engine, parts.description, summary, notes, parts.splits, stored is not None)
 
@@ -275,14 +219,8 @@ def _run(prepared: Prepared, reporter: Reporter | None, resume: bool, held: Exit
     """Write the folder, or find in it where to go on, and go."""
     engine, display, folder = prepared.engine, prepared.engine.display, prepared.engine.folder
     restarted = processes.restarted() and is_run(folder.path)  # in a folder that nobody has named
-    if restarted and not prepared.stored:
-        _hold(folder.path, engine.accelerator, held)
-    elif not prepared.stored:
-        _hold(folder.path, engine.accelerator, held, new=True)
-        try:
-            folder.create(prepared.description)
-        except OSError as error:
-            raise ValueError(f"cannot write to {folder.path}: {error.strerror}; choose another --out") from None
+    if not prepared.stored:
+        _hold(folder, engine.accelerator, held, None if restarted else prepared.description)
     engine.accelerator.wait_for_everyone()
     resumed = engine.resume() if resume else False
     with display, closing(engine.work):

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,11 @@ from ..visual.metrics import GOALS, label
 from ..visual.plots import PALETTE
 from ..weights.reading import metadata_of
 from ..weights.writing import write_weights
-from .history import check_dense_history, check_history
-from .seal import RUN, check_owner, check_seal, identity, is_sealed, sealed
+from .history import LABELS, RUN, check_history, check_there, identity, is_sealed, sealed
 
 CONFIG, METRICS, WEIGHTS, LAST, PREVIOUS = "config.json", "metrics.jsonl", "model.safetensors", "last", "previous"
 CURVES, SKIPPED, REPORT = "curves.png", "skipped.json", "report.html"
-
 BEST = "best.safetensors"  # in a checkpoint: the best weights, where they are not the checkpoint's own
-
 CLASSES_JUDGED = "val_classes"  # metric: how many classes the means of an epoch are over
 
 
@@ -41,18 +38,10 @@ class RunFolder:
 
     def __init__(self, path: str | Path, writing: bool = True):
         self.path, self.writing = Path(path), writing
+        self.last, self.previous = self.path / LAST, self.path / PREVIOUS  # checkpoint, and the one before
         self._events: Any = None
         self._logs = ExitStack()
         self._drawn = -math.inf
-
-    @property
-    def last(self) -> Path:
-        return self.path / LAST
-
-    @property
-    def previous(self) -> Path:
-        """The checkpoint before the last one."""
-        return self.path / PREVIOUS
 
     def create(self, config: Mapping[str, Any]) -> None:
         """Make the folder and describe the run; raises OSError."""
@@ -64,23 +53,31 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The run's description; a ValueError if it is damaged."""
         config = read_config(self.path, "it cannot be continued")
-        check_seal(config, self.path / CONFIG)
         check_history(config, self.path / CONFIG)
         return config
 
     def dense_config(self) -> dict[str, Any]:
         """The description of a dense run, with all that its model is built from."""
         config = self.config()
-        check_dense_history(config, self.path / CONFIG)
+        needed = {"settings": ("head", "neck"), "recipe": (), "parameters": (), "labels": LABELS}
+        check_there(config.get("broadsight", {}), needed, self.path / CONFIG)
         return config
+
+    @cached_property
+    def identity(self) -> str:
+        """Which run it is; see `history.identity`."""
+        return identity(self.config())
+
+    def owns(self, run: str | None) -> bool:
+        """Whether a checkpoint's run is this one; False only if that is certain."""
+        return run in (None, self.identity) or not is_sealed(self.config())
 
     def open_logs(self, size: int, updates: int) -> None:
         """Continue the metrics after their first `size` bytes; the part of the run that wrote the rest is repeated."""
         if not self.writing:
             return
         remove_unfinished(self.path)
-        metrics = self.path / METRICS
-        with metrics.open("ab") as file:
+        with (self.path / METRICS).open("ab") as file:
             file.truncate(min(size, file.tell()))
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -100,10 +97,16 @@ class RunFolder:
 
     def scalars(self, values: Mapping[str, Any], updates: int) -> None:
         """Add numbers to TensorBoard alone, such as times, which differ between equal runs."""
-        if self._events is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and math.isfinite(value):
-                    self._events.add_scalar(name.replace("_", "/", 1), value, updates)
+        for name, value in values.items() if self._events is not None else ():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                self._events.add_scalar(name.replace("_", "/", 1), value, updates)
+
+    def close(self) -> None:
+        """End the events; a disk that is full may refuse that."""
+        events, self._events = self._events, None
+        with self._logs:
+            if events is not None:
+                events.close()
 
     def metrics_size(self) -> int:
         """Bytes of the metrics so far, after they are flushed to the disk."""
@@ -118,6 +121,10 @@ class RunFolder:
         """All lines of the metrics."""
         return self._parsed(METRICS, lambda text: [json.loads(line) for line in text.splitlines()]) or []
 
+    def skipped(self) -> dict[str, str]:
+        """The images that could not be read, and why."""
+        return self._parsed(SKIPPED, json.loads) or {}
+
     def _parsed(self, name: str, parse: Callable[[str], Any]) -> Any:
         """What a text file holds; None if it is missing."""
         path = self.path / name
@@ -127,44 +134,23 @@ class RunFolder:
             advice = f"broadsight train --resume --out {self.path} makes it again"
             raise ValueError(f"{path} is damaged ({error}); {advice}") from None
 
-    def keep_best(self, model: nn.Module) -> str | None:
-        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads; returns their digest."""
-        return write_weights(model, self.path / WEIGHTS, {RUN: self.identity}) if self.writing else None
-
-    @cached_property
-    def identity(self) -> str:
-        """Which run it is; see `seal.identity`."""
-        return identity(self.config())
-
-    def owns(self, run: str | None) -> bool:
-        """Whether a checkpoint's run is this one; False only if that is certain."""
-        return run in (None, self.identity) or not is_sealed(self.config())
-
-    def copies(self, best_is_another: bool) -> dict[str, Path]:
-        """Files that a checkpoint copies, so that damaged ones can be written again.
-
-        Args:
-            best_is_another: The best weights are not the checkpoint's own.
-        """
-        kept = {METRICS: self.path / METRICS} | ({BEST: self.path / WEIGHTS} if best_is_another else {})
-        return {name: file for name, file in kept.items() if file.is_file()}
-
     def report_skipped(self, skipped: Mapping[str, str]) -> None:
         """Name the images that could not be read."""
         if self.writing and skipped:
             write_text(skipped_text(skipped), self.path / SKIPPED, durable=True)
 
-    def skipped(self) -> dict[str, str]:
-        """The images that could not be read, and why."""
-        return self._parsed(SKIPPED, json.loads) or {}
+    def keep_best(self, model: nn.Module) -> str | None:
+        """Write the weights that `timm.create_model("local-dir:...", pretrained=True)` loads; returns their digest."""
+        return write_weights(model, self.path / WEIGHTS, {RUN: self.identity}) if self.writing else None
 
     def check_weights(self, config: Mapping[str, Any]) -> None:
         """Refuse weights of another run than the description beside them."""
-        try:
-            about = metadata_of(self.path / WEIGHTS)
-        except (OSError, SafetensorError):  # loading them will say what is wrong
-            return
-        check_owner(config, about, self.path / WEIGHTS)
+        path = self.path / WEIGHTS
+        with suppress(OSError, SafetensorError):  # loading them will say what is wrong
+            if is_sealed(config) and metadata_of(path).get(RUN) != identity(config):
+                raise ValueError(
+                    f"{path} holds weights of another run than the config.json beside it; restore what was there"
+                )
 
     def draw(self, at_most_every: float = 0.0) -> None:
         """Draw the curves, unless that was done less than `at_most_every` seconds ago or matplotlib is missing."""
@@ -175,12 +161,6 @@ class RunFolder:
         except ImportError:  # an extra
             return
         self._drawn = time.monotonic()
-
-    def close(self) -> None:
-        events, self._events = self._events, None
-        with self._logs:
-            if events is not None:
-                events.close()
 
 
 def skipped_text(skipped: Mapping[str, str]) -> str:
@@ -209,26 +189,27 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    steps = [line for line in lines if line["kind"] == "updates"]
+    epochs, steps = ([line for line in lines if line["kind"] == kind] for kind in ("epoch", "updates"))
     per_epoch = epochs[0]["updates"] / epochs[0]["epoch"] if epochs else 1
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    loss, quality, rate = figure.subplots(1, 3)
-    loss.plot([line["updates"] / per_epoch for line in steps], [line["loss"] for line in steps], color="0.8", lw=1)
-    _plot(loss, epochs, {"train_loss": (PALETTE[0], "training"), "val_loss": (PALETTE[1], "validation")})
-    loss.set(xlabel="epoch", ylabel="loss")
+    places = [line["updates"] / per_epoch for line in steps]
     goals = [f"val_{name}" for name in GOALS.values() if any(f"val_{name}" in line for line in epochs)] or ["val_top1"]
-    words = ", ".join(label(name) for name in goals)
     curves = {name: (PALETTE[1 + place], label(name)) for place, name in enumerate(goals)}
     halves = [(name.replace("_ap", "_ap50"), f"{label(name)}50") for name in goals if name.endswith("_ap")]
     curves |= {name: (colour, said) for (name, said), colour in zip(halves, PALETTE[3:], strict=False)}
+    words = ", ".join(map(label, goals))
     if goals == ["val_top1"]:
         words = "top-1 accuracy"
         curves = {"val_top1": (PALETTE[1], "validation"), "train_top1": (PALETTE[0], "training")}
+
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, quality, rate = figure.subplots(1, 3)
+    loss.plot(places, [line["loss"] for line in steps], color="0.8", lw=1)
+    _plot(loss, epochs, {"train_loss": (PALETTE[0], "training"), "val_loss": (PALETTE[1], "validation")})
+    loss.set(xlabel="epoch", ylabel="loss")
     _plot(quality, epochs, curves)
     quality.set(xlabel="epoch", ylabel=f"{words}, %", ylim=(0, 100))
-    rate.plot([line["updates"] / per_epoch for line in steps], [line["lr"] for line in steps], color=PALETTE[2])
+    rate.plot(places, [line["lr"] for line in steps], color=PALETTE[2])
     rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)

@@ -8,33 +8,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import timm
-from torch import nn
-
 from ..data.contents import same_contents
-from ..data.loading import Transforms
 from ..data.seeds import SCHEME
-from ..data.sources import Splits
 from ..data.stratify import METHOD
 from ..dense.build import USUAL, models_for
 from ..errors import check_arguments
 from ..files import numbers_taken
-from ..models.from_run import check_arguments as check_stored_arguments
 from ..provenance import commit, now, versions
 from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.pooling import SIZE_ARGUMENTS, check_pool_arguments
 from . import processes, recipes
-from .decided import refuse_decided
-from .history import check_own_data
+from .history import check_own_data, short
 from .lock import LOCK
 from .recipes import Recipe
 from .request import Request
 from .run_folder import CONFIG, RunFolder, is_run
-
-DEFAULT_MODEL = "emsnet_xxtiny"
-EDITS = ("pool", "pool_args", "broadcast", "broadcast_args")
-# What stays of timm's description of a model once it is trained on something else.
-KEPT = ("fixed_input_size", "crop_mode", "pool_size", "first_conv", "classifier", "min_input_size", "license")
 
 # What a run is: these are written into its folder and cannot change when it is continued. The rest is how it is run.
 IDENTITY = ("data", "val", "split", "root", "model", "model_args", "pool", "pool_args", "broadcast", "broadcast_args")
@@ -43,39 +31,33 @@ IDENTITY += ("recipe", "init", "seed", "log_every", "task", "head", "head_args",
 BEFORE_DENSE = dict(task="classify", head=None, head_args={}, neck=None, neck_args={}, hold_out=1)
 ARGUMENTS = ("model_args", "pool_args", "broadcast_args", "head_args", "neck_args")
 
+# Arguments that users cannot give, and what decides each of them; first those of all places where arguments are given
+EVERYWHERE = {
+    "num_classes": "the classes of DATA decide it",
+    "pretrained": "--pretrained begins from timm's weights",
+    **dict.fromkeys(
+        ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"), "--init begins from a file of weights"
+    ),
+    "cache_dir": "the environment variable HF_HOME says where weights are kept",
+    "features_only": "a run trains the whole model; --task asks for another head",
+}
+CHOSEN = EVERYWHERE | {"in_chans": "--model-args in_chans=1 or in_chans=3 decides it"}
+CHOSEN |= dict.fromkeys(("img_size", "image_size", "input_size"), "--size decides it")
+PARTS = dict.fromkeys(("backbone", "stages", "name", "neck", "neck_args"), "--model, --head and --neck decide it")
+PARTS |= {"backbone_args": "--model-args are for it", "pretrained_backbone": EVERYWHERE["pretrained"]}
+DECIDED: dict[str, dict[str, str]] = {
+    "model_args": EVERYWHERE,
+    "pool_args": CHOSEN | {"light": "a light model only infers; train --pool map"},
+    "broadcast_args": CHOSEN,
+    "head_args": CHOSEN | PARTS | {"num_keypoints": "the keypoints of DATA decide it"},
+    "neck_args": CHOSEN,
+}
+
 
 def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[str, Any], Recipe]:
     """The run's identity and its recipe; of an earlier run, that one's, if the request does not contradict it."""
     if stored is not None:
-        settings, recipe = BEFORE_DENSE | stored["settings"], Recipe().change(stored["recipe"])
-        check_own_data(settings, request.data)
-        if settings.get("seeds", 1) != SCHEME:
-            raise ValueError(
-                f"the run in {request.out} was begun by a version that drew other random numbers, so it cannot be "
-                "resumed exactly; resume it with that version, or train anew in another --out"
-            )
-        if recipe.teacher and recipe.teacher != request.changes.get("teacher") and ":" in recipe.teacher:
-            raise ValueError(
-                f"{request.out} holds a run with teacher={_short(recipe.teacher)}, which would be fetched; "
-                "give that teacher again to allow it"
-            )
-        settings["allow_outside"] = bool(settings.get("allow_outside")) or request.allow_outside
-        before = settings.get("changes", {})  # in the user's own words, where the data have completed them since
-        for name in IDENTITY:
-            asked = getattr(request, name)
-            if asked is not None and not _agrees(json.loads(json.dumps(asked)), settings[name]):
-                raise ValueError(
-                    f"{request.out} holds a run with {name}={settings[name]}, not {name}={asked}; "
-                    "leave that out to continue it, or choose another --out"
-                )
-        for name in request.changes:
-            same = name in before and json.loads(json.dumps(request.changes[name])) == before[name]
-            if not same and recipe.change({name: request.changes[name]}) != recipe:
-                raise ValueError(
-                    f"{request.out} holds a run with {name}={getattr(recipe, name)}, not {request.changes[name]}; "
-                    "leave that out to continue it, or choose another --out"
-                )
-        return settings, recipe
+        return _continued(request, stored)
     if request.task not in (None, "classify", *USUAL):
         known = ", ".join(map(repr, ("classify", *USUAL)))
         raise ValueError(f"--task: expected one of {known}, not {request.task!r}")
@@ -83,31 +65,26 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     if request.task not in (None, entry.task):
         raise ValueError(f"recipe {entry.name} is for --task {entry.task}, not {request.task}; name another of them")
     recipe = entry.recipe.change(request.changes)
-    if request.init and recipe.pretrained and "pretrained" in request.changes:
-        raise ValueError(f"--init {request.init} and pretrained=true are two beginnings; expected one of them")
     if request.init and recipe.pretrained:
+        if "pretrained" in request.changes:
+            raise ValueError(f"--init {request.init} and pretrained=true are two beginnings; expected one of them")
         recipe = recipe.change({"pretrained": False})  # the weights come from elsewhere
     settings = {name: getattr(request, name) for name in IDENTITY}
     settings |= {name: dict(getattr(request, name)) for name in ARGUMENTS}
-    settings["changes"] = dict(request.changes)
-    settings["allow_outside"] = request.allow_outside
-    settings["recipe"] = entry.name
-    settings["data"] = request.data or "scenes"
-    settings["seed"] = 0 if request.seed is None else request.seed
-    settings["log_every"] = request.log_every or 10
-    settings["task"] = entry.task
-    settings["hold_out"], settings["seeds"] = METHOD, SCHEME
-    settings["model"] = request.model or entry.model or DEFAULT_MODEL
-    _refuse_ignored(request, settings)
+    settings |= dict(changes=dict(request.changes), allow_outside=request.allow_outside)
+    settings |= dict(recipe=entry.name, task=entry.task, data=request.data or "scenes", seed=request.seed or 0)
+    settings |= dict(log_every=request.log_every or 10, hold_out=METHOD, seeds=SCHEME)
+    settings["model"] = request.model or entry.model or "emsnet_xxtiny"
+    here, classify = f"this is --task {settings['task']}", settings["task"] == "classify"
+    request.refuse_ignored({"dense tasks": here if classify else None, "--task classify": None if classify else here})
+    check_arguments(add_context_broadcast, request.broadcast_args, "--broadcast-args", ("model", "kind"))
     _settle_head(settings, entry)
-    recipes.refuse_ignored(
-        request.changes, recipes.facts_of(recipe, settings["task"], settings["head"], request.changes)
-    )
+    recipes.refuse_ignored(request.changes, recipe, settings["task"], settings["head"])
     if settings["model"] == entry.model:
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
         if request.pool in (None, entry.pool):
             settings["pool"], settings["pool_args"] = entry.pool, {**entry.pool_args, **settings["pool_args"]}
-    refuse_decided(settings, request.changes)
+    _refuse_decided(settings, request.changes)
     for name in ("pool", "broadcast"):
         if settings[f"{name}_args"] and not settings[name]:
             raise ValueError(f"--{name}-args without --{name}; name one, or leave them out")
@@ -122,32 +99,74 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     return settings, recipe
 
 
-def _refuse_ignored(request: Request, settings: Mapping[str, Any]) -> None:
-    """Refuse what is asked for and would have no effect."""
-    here, classify = f"this is --task {settings['task']}", settings["task"] == "classify"
-    facts = {"dense tasks": here if classify else None, "--task classify": None if classify else here}
-    request.refuse_ignored(facts)
-    check_arguments(add_context_broadcast, request.broadcast_args, "--broadcast-args", ("model", "kind"))
+def _continued(request: Request, stored: dict[str, Any]) -> tuple[dict[str, Any], Recipe]:
+    settings, recipe = BEFORE_DENSE | stored["settings"], Recipe().change(stored["recipe"])
+    check_own_data(settings, request.data)
+    if settings.get("seeds", 1) != SCHEME:
+        raise ValueError(
+            f"the run in {request.out} was begun by a version that drew other random numbers, so it cannot be "
+            "resumed exactly; resume it with that version, or train anew in another --out"
+        )
+    if recipe.teacher and recipe.teacher != request.changes.get("teacher") and ":" in recipe.teacher:
+        raise ValueError(
+            f"{request.out} holds a run with teacher={short(recipe.teacher)}, which would be fetched; "
+            "give that teacher again to allow it"
+        )
+    settings["allow_outside"] = bool(settings.get("allow_outside")) or request.allow_outside
+    asked = {name: getattr(request, name) for name in IDENTITY}
+    others = [
+        (name, settings[name], f"{name}={value}")
+        for name, value in asked.items()
+        if value is not None and not _agrees(json.loads(json.dumps(value)), settings[name])
+    ]
+    before = settings.get("changes", {})  # in the user's own words, where the data have completed them since
+    for name, value in request.changes.items():
+        same = name in before and json.loads(json.dumps(value)) == before[name]
+        if not same and recipe.change({name: value}) != recipe:
+            others.append((name, getattr(recipe, name), value))
+    for name, here, other in others[:1]:
+        raise ValueError(
+            f"{request.out} holds a run with {name}={here}, not {other}; "
+            "leave that out to continue it, or choose another --out"
+        )
+    return settings, recipe
 
 
 def _settle_head(settings: dict[str, Any], entry: recipes.Entry) -> None:
     """What is put on the model: as asked for, else as the recipe has it, else as is usual for the task."""
-    if settings["task"] == "classify":
+    task = settings["task"]
+    if task == "classify":
         return
     if settings["pool"]:
         raise ValueError(
-            f"--pool {settings['pool']} with --task {settings['task']}, where nothing is pooled; --neck map puts "
+            f"--pool {settings['pool']} with --task {task}, where nothing is pooled; --neck map puts "
             "multi-token attention before the decoder"
         )
-    settings["neck"] = settings["neck"] or entry.neck or "fpn"
-    if settings["neck"] == entry.neck:
-        settings["neck_args"] = {**entry.neck_args, **settings["neck_args"]}
-    settings["head"] = settings["head"] or entry.head or USUAL[settings["task"]]
-    known = models_for(settings["task"])
+    for part, usual in (("neck", "fpn"), ("head", USUAL[task])):
+        settings[part] = settings[part] or getattr(entry, part) or usual
+        if settings[part] == getattr(entry, part):
+            settings[f"{part}_args"] = {**getattr(entry, f"{part}_args"), **settings[f"{part}_args"]}
+    known = models_for(task)
     if settings["head"] not in known:
-        raise ValueError(f"--head {settings['head']} with --task {settings['task']}; expected {', '.join(known)}")
-    if settings["head"] == entry.head:
-        settings["head_args"] = {**entry.head_args, **settings["head_args"]}
+        raise ValueError(f"--head {settings['head']} with --task {task}; expected {', '.join(known)}")
+
+
+def _refuse_decided(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Refuse arguments that are decided elsewhere, or by the `changes` to the recipe."""
+    for place, table in DECIDED.items():
+        flag, given = f"--{place.replace('_', '-')}", settings[place] or {}
+        nested = given.get("pool_options")
+        for name, value in [*given.items(), *(nested.items() if isinstance(nested, Mapping) else ())]:
+            if name in table:
+                raise ValueError(f"{flag} {name}={value}; leave it out: {table[name]}")
+    given = settings["model_args"]
+    channels = given.get("in_chans", 3)
+    if isinstance(channels, bool) or channels not in (1, 3) or not isinstance(channels, int):
+        raise ValueError(f"--model-args in_chans={channels}; images have 1 channel (grey) or 3 (RGB)")
+    for field, name in (("drop_path", "drop_path_rate"), ("drop_rate", "drop_rate")):
+        if field in changes and name in given:
+            asked = f"--set {field}={changes[field]}"
+            raise ValueError(f"{asked} and --model-args {name}={given[name]} are the same; give one")
 
 
 def _usual_recipe(request: Request) -> str:
@@ -167,94 +186,41 @@ def _agrees(asked: Any, stored: Any) -> bool:
     return asked == stored
 
 
-def model_arguments(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """What timm needs to make the model again: its arguments, and its size if it is built for a single one."""
-    name, size = settings["model"], recipe.image_size
-    known = ":" not in name and timm.is_model(name.split(".")[0])
-    config = timm.models.get_pretrained_cfg(name) if known else None
-    single = bool(config and config.fixed_input_size) and recipe.eval_size in (None, size)
-    return ({"img_size": size} if single else {}) | settings["model_args"]
-
-
 def describe(
-    settings: Mapping[str, Any],
-    recipe: Recipe,
-    splits: Splits,
-    model: Any,
-    transforms: Transforms,
-    how: Mapping[str, Any],
+    settings: Mapping[str, Any], recipe: Recipe, splits: Any, model: Any, how: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """config.json of a classifier: what timm reads to load the run, and below "broadsight" what it was.
-
-    Args:
-        how: What else is worth a record: the command, the processes.
-    """
-    arguments, architecture = model_arguments(settings, recipe), settings["model"].split(".")[0]
-    if settings["pool"] or settings["broadcast"]:
-        arguments |= {"backbone": settings["model"], **{key: settings[key] for key in EDITS if settings[key]}}
-        architecture = "edited"
-    check_stored_arguments(architecture, arguments, "--model-args")  # else nobody could open the run again
-    config = {k: v for k, v in model.pretrained_cfg.items() if v is not None and k in KEPT}
-    side = recipe.eval_size or transforms.size
-    config |= dict(
-        input_size=[transforms.channels, side, side],
-        mean=transforms.mean,
-        std=transforms.std,
-        crop_pct=transforms.crop_pct,
-        interpolation=transforms.interpolation if transforms.interpolation != "random" else "bicubic",
-        num_classes=len(splits.classes),
-    )
-    return {
-        "architecture": architecture,
-        "num_classes": len(splits.classes),
-        "num_features": model.num_features,
-        "label_names": list(splits.classes),
-        "model_args": arguments,
-        "pretrained_cfg": config,
-        "broadsight": history(settings, recipe, splits.description, model, how),
-    }
-
-
-def history(
-    settings: Mapping[str, Any], recipe: Recipe, data: Mapping[str, Any], model: nn.Module, how: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a run is and where it comes from, of any task."""
-    return {
-        "task": settings["task"],
-        "settings": dict(settings),
-        "recipe": asdict(recipe),
-        "data": dict(data),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **how,
-        "launch": launch(),
-        "seed": settings["seed"],
-        "versions": versions(),
-        "commit": commit(),
-        "started": now(),
-    }
+    """config.json: what timm reads to load the run, and below "broadsight" what it is and where it comes from."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    about = dict(task=settings["task"], settings=dict(settings), recipe=asdict(recipe), data=dict(splits.description))
+    about |= dict(parameters=parameters, **how, launch=launch(), seed=settings["seed"])
+    about |= dict(versions=versions(), commit=commit(), started=now())
+    return dict(num_classes=len(splits.classes), label_names=list(splits.classes), **more, broadsight=about)
 
 
 def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -> list[str]:
     """Refuse to continue a run whose model, classes or images are not these; what the user should know."""
-    if not is_run(folder.path):
-        if first and folder.path.exists() and not _unmade(folder.path):
-            raise ValueError(f"{folder.path} exists and holds no run; choose another --out, nothing was changed")
+    path = folder.path
+    if not is_run(path):
+        # Such as a run leaves that was killed while it made its folder
+        unmade = path.is_dir() and all(e.name == LOCK or e.match(f".{CONFIG}.*.part") for e in path.iterdir())
+        if first and path.exists() and not unmade:
+            raise ValueError(f"{path} exists and holds no run; choose another --out, nothing was changed")
         return []
     there, here = folder.config(), json.loads(json.dumps(description))
-    for one in (there, here):  # which follow from the settings, and which older runs do not have
+    for one in (there, here):  # sizes follow from the settings, and older runs do not have them
         one["model_args"] = {k: v for k, v in (one.get("model_args") or {}).items() if k not in SIZE_ARGUMENTS}
     for key in ("architecture", "num_classes", "label_names", "model_args"):
         if there.get(key) != here[key]:
-            old, new = _short(there.get(key)), _short(here[key])
-            raise ValueError(f"{folder.path} holds a run with {key}={old}, not {new}; choose another --out")
+            old, new = short(str(there.get(key))), short(str(here[key]))
+            raise ValueError(f"{path} holds a run with {key}={old}, not {new}; choose another --out")
     before, now = there["broadsight"]["data"], here["broadsight"]["data"]
     if before.get("fingerprint") != now.get("fingerprint"):
         raise ValueError(
-            f"the images are not those that the run in {folder.path} was begun with; restore them, or another --out"
+            f"the images are not those that the run in {path} was begun with; restore them, or another --out"
         )
     if not same_contents(before, now):
         raise ValueError(
-            f"the images or labels have their names but not the content that the run in {folder.path} was begun "
+            f"the images or labels have their names but not the content that the run in {path} was begun "
             "with; restore them, or another --out"
         )
     if now.get("contents") and not before.get("contents"):
@@ -262,22 +228,11 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
     return []
 
 
-def _unmade(path: Path) -> bool:
-    """Whether a folder is empty, but for what is left of a run that was killed while it made it."""
-    return path.is_dir() and all(entry.name == LOCK or entry.match(f".{CONFIG}.*.part") for entry in path.iterdir())
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def stored_in(path: Path) -> dict[str, Any]:
     """What the run in a folder was asked for."""
     config = RunFolder(path).config()
     try:
-        stored = config["broadsight"]
-        return {"settings": stored["settings"], "recipe": stored["recipe"], "threads": stored["threads"]}
+        return {name: config["broadsight"][name] for name in ("settings", "recipe", "threads")}
     except (KeyError, TypeError):
         raise ValueError(f"{path} holds a model, but no run of broadsight to continue; choose another --out") from None
 
@@ -290,19 +245,17 @@ def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
     stem = "-".join(filter(None, [data, title(settings)]))
     taken = numbers_taken(Path("runs"), stem)
     number = max(taken, default=0) + 1
-    if processes.restarted():  # then it is the run that they had begun, if they had
-        begun = (one for one in sorted(taken, reverse=True) if _launch(Path("runs") / f"{stem}-{one}") == launch())
-        number = next(begun, number)
+    for one in sorted(taken, reverse=True) if processes.restarted() else ():  # the run that they had begun, if they had
+        path = Path("runs") / f"{stem}-{one}"
+        if is_run(path) and RunFolder(path).config().get("broadsight", {}).get("launch") == launch():
+            number = one
+            break
     return processes.from_first(Path("runs") / f"{stem}-{number}")
 
 
 def launch() -> str | None:
     """What torchrun calls this start of all processes and its restarts."""
     return os.environ.get("TORCHELASTIC_RUN_ID")
-
-
-def _launch(path: Path) -> str | None:
-    return RunFolder(path).config().get("broadsight", {}).get("launch") if is_run(path) else None
 
 
 def title(settings: Mapping[str, Any]) -> str:

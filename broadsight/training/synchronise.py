@@ -16,10 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class SharedBatchNorm(_BatchNorm):
     """BatchNorm whose statistics are those of all processes' batches; then, as in timm, an activation.
 
-    No kind of torch's SyncBatchNorm, which DistributedDataParallel refuses on CPUs.
-
-    Args:
-        norm: The norm that it replaces; parameters and buffers are shared with it.
+    It shares parameters and buffers with the norm that it replaces, and is no kind of torch's SyncBatchNorm, which
+    DistributedDataParallel refuses on CPUs.
     """
 
     def __init__(self, norm: Any):
@@ -42,18 +40,16 @@ class SharedBatchNorm(_BatchNorm):
         centred = x - (sums[:-1] / total).view(shape)
         variance = _SumOverProcesses.apply((centred * centred).sum(over)) / total
         if self.track_running_stats:
-            self._remember(sums[:-1].detach() / total, variance.detach() * total / (total - 1).clamp(min=1))
+            seen, running_mean, running_var = self.num_batches_tracked, self.running_mean, self.running_var
+            assert seen is not None and running_mean is not None and running_var is not None
+            seen.add_(1)
+            weight = self.momentum if self.momentum is not None else 1 / float(seen)
+            running_mean.lerp_(sums[:-1].detach() / total, weight)
+            running_var.lerp_(variance.detach() * total / (total - 1).clamp(min=1), weight)
         output = centred * (variance + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return output.to(input.dtype)
-
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
-        self.num_batches_tracked.add_(1)
-        weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(mean, weight)
-        self.running_var.lerp_(variance, weight)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:

@@ -14,21 +14,17 @@ BACKBONE = "stages.network."  # in the names of a dense model's weights
 
 def read_weights(source: str | Path) -> Mapping[str, Tensor]:
     """Tensors by name, from a run folder or a file."""
-    path = Path(source)
-    if path.is_dir():
-        if not (path / "model.safetensors").is_file():
-            raise FileNotFoundError(f"{source} holds no model.safetensors; give a run folder or a file of weights")
-        path = inside(path, "model.safetensors")
-    elif not path.is_file():
-        raise FileNotFoundError(f"{source} is not a file; give a run folder or a file of weights")
-    return read_tensors(path)
+    path, folder = Path(source), Path(source).is_dir()
+    if not (path / "model.safetensors" if folder else path).is_file():
+        fault = "holds no model.safetensors" if folder else "is not a file"
+        raise FileNotFoundError(f"{source} {fault}; give a run folder or a file of weights")
+    return read_tensors(inside(path, "model.safetensors") if folder else path)
 
 
 def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
-    """Load weights of the same model.
+    """Load weights of the same model, from a run folder or a file.
 
     Args:
-        source: A run folder, or a file of weights: safetensors or one of torch's.
         other_classes: They may be of other classes, so that the model's own classifier stays where its shape differs;
             or of the model before its pooling was swapped, which begins anew then.
     """
@@ -54,14 +50,10 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
 
 
 def begin_dense(model: Any, source: str | Path) -> str:
-    """Give a dense model the weights that it begins from: of a dense model on the same backbone, or of the backbone.
+    """Give a dense model the weights that it begins from; returns what was loaded, in words.
 
     Args:
-        model: With `stages`.
-        source: A run folder or a file; a classifier's is fine, whatever its pooling was.
-
-    Returns:
-        What was loaded, in words.
+        source: A run folder or a file, of a dense model on the same backbone or of a classifier, whatever its pooling.
     """
     weights = read_weights(source)
     of_dense_model = any(BACKBONE in name for name in weights)

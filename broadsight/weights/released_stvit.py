@@ -19,18 +19,20 @@ from ..models import STViT
 from ..surgery.description import EDITED
 from .reading import as_runtime_error, check_alone, check_tensors, check_values, metadata_of, read_file, weights_in
 from .released_map import (
+    Source,
+    Translation,
     model_from_release,
     model_to_release,
     pool_from_release,
     pool_to_release,
-    refuse,
     without_module_prefix,
 )
 
-Source = str | os.PathLike | Mapping[str, Tensor]
+Given = str | os.PathLike | Mapping[str, Tensor]
+ONE_HOT = torch.eye(9).view(9, 1, 3, 3)  # what the release folds and unfolds with
 
 
-def load_release(module: nn.Module, source: Source) -> nn.Module:
+def load_release(module: nn.Module, source: Given) -> nn.Module:
     """Load released weights into one of our modules, in place, and return it.
 
     Args:
@@ -41,8 +43,8 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
 
     Raises:
         ValueError: The module has no release.
-        RuntimeError: A key is missing, unexpected or has another shape, a constant that the release stores is not the
-            constant it should be, or a tensor is not of finite real numbers. Nothing is loaded then.
+        RuntimeError: A tensor is missing, unexpected, of another shape or not of finite real numbers, or a constant
+            that the release stores is not the constant it should be. Nothing is loaded then.
     """
     translate = _translation_for(module)
     origin = "the source" if isinstance(source, Mapping) else str(source)
@@ -57,12 +59,7 @@ def load_release(module: nn.Module, source: Source) -> nn.Module:
 
 
 def released_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a module, such as its weights or their gradients, under the released names and in released shapes.
-
-    Args:
-        module: A MultiTokenPool or a released map_* model; a ValueError says that it has no release.
-        tensors: Some or all, under the names in the module's state dict.
-    """
+    """Some tensors of a MultiTokenPool or a released map_* model under the released names and in released shapes."""
     if isinstance(module, MultiTokenPool):
         return pool_to_release(module, tensors)
     if _is_pooled(module):
@@ -78,16 +75,10 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
     file's metadata; the rest (optimizer, arguments) is left out, and named there. Nothing in the pickle is executed,
     and the target appears complete or not at all.
 
-    Args:
-        source: A checkpoint in torch's format, such as the authors' `.pth.tar` files.
-        target: The `.safetensors` file to write; its path is returned.
-        overwrite: Replace a target that exists.
-
     Raises:
         ValueError: The names are not those of a pickled and a safetensors file.
         FileExistsError: The target exists.
-        RuntimeError: The source cannot be read without executing something, does not hold weights, or holds some that
-            are not finite, not real or larger than what is stored of them.
+        RuntimeError: The source cannot be read without executing something, or holds no weights that a model can take.
     """
     source, target = Path(source), Path(target)
     if source.suffix == ".safetensors":
@@ -118,9 +109,6 @@ def contents(path: str | os.PathLike) -> tuple[list[str], dict[str, str]]:
     """Names of the tensors in a safetensors file, and its metadata."""
     with safe_open(path, "pt") as file:
         return list(file.keys()), metadata_of(Path(path))
-
-
-# ---- what is loaded into what
 
 
 def _translation_for(module: nn.Module) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
@@ -155,37 +143,17 @@ def _architecture(module: nn.Module) -> str:
 def _renamed_state(
     module: nn.Module, released_name: Callable[[str], str], given: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    target = module.state_dict()
-    names = {key: released_name(key) for key in target}
-    unexpected = given.keys() - set(names.values())
-    folds = {name for name in unexpected if re.search(r"(^|\.)(un)?fold\.weights$", name)}
-    for name in folds:
-        _check_fold_constant(name, given[name])
-    refuse("is missing", [name for name in names.values() if name not in given], "the source is not this variant")
-    refuse("is unexpected", sorted(unexpected - folds), "build the variant that the checkpoint was saved from")
-    return {key: _reshape(given[name], target[key].shape, name) for key, name in names.items()}
-
-
-def _reshape(value: Tensor, shape: torch.Size, name: str) -> Tensor:
     """Our linear layers are the release's 1x1 convolutions, and our scales its (1, C, 1, 1) maps: same numbers."""
-    convolution = len(shape) == 2 and value.shape == (*shape, 1, 1)
-    scale = "gamma" in name and value.shape == (1, *shape, 1, 1)
-    if value.shape == shape or convolution or scale:
-        return value.reshape(shape)
-    raise RuntimeError(
-        f"{name!r} has shape {tuple(value.shape)}; expected the values of {tuple(shape)}: another variant?"
-    )
+    sources = {}
+    for key, value in module.state_dict().items():
+        name, shape = released_name(key), tuple(value.shape)
+        more = [(*shape, 1, 1)] if len(shape) == 2 else [(1, *shape, 1, 1)] if "gamma" in name else []
+        sources[key] = Source((name,), (shape, *more))
+    folds = {name: ONE_HOT for name in given if re.search(r"(^|\.)(un)?fold\.weights$", name)}
+    return Translation(module.state_dict(), sources, folds, "constant one-hot kernel", counts=True).to_ours(given)
 
 
-def _check_fold_constant(name: str, value: Tensor) -> None:
-    if value.shape != (9, 1, 3, 3) or not torch.equal(value.reshape(9, 9).float().cpu(), torch.eye(9)):
-        raise RuntimeError(f"{name!r} is not the constant one-hot kernel of the release; the checkpoint was changed")
-
-
-# ---- files
-
-
-def _read(source: Source) -> tuple[Any, Mapping[str, Tensor]]:
+def _read(source: Given) -> tuple[Any, Mapping[str, Tensor]]:
     """All that the source holds, and its weights."""
     if isinstance(source, Mapping):
         return source, check_tensors(source, "the source")

@@ -14,16 +14,15 @@ from .reading import DIGEST, weights_digest
 
 
 def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None = None) -> str:
-    """Write a model's weights as safetensors, whole or not at all, with their digest and `about` as metadata.
-
-    Returns the digest of the file.
-    """
+    """Write a model's weights as safetensors, with their digest and `about` as metadata; returns the file's digest."""
     tensors = tensors_of(model)
     with whole_file(path, durable=True) as unfinished:
         metadata = {"format": "pt", DIGEST: weights_digest(tensors), **(about or {})}
         save_file(tensors, unfinished, metadata=metadata)
         _in_order(unfinished)
-        unfinished.chmod(0o666 & ~_umask())  # safetensors lets the owner alone read
+        mask = os.umask(0)
+        os.umask(mask)
+        unfinished.chmod(0o666 & ~mask)  # safetensors lets the owner alone read
         written = file_digest(unfinished)
     return written
 
@@ -43,9 +42,3 @@ def _in_order(path: Path) -> None:
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """A state dict for safetensors, which takes no tensors that share memory."""
     return {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -15,6 +15,7 @@ import broadsight
 from broadsight.runs import task_of
 from broadsight.runs.dense_model import open_dense
 from broadsight.training.engine import Interrupted
+from broadsight.training.objectives.dense import DenseWork
 from broadsight.training.request import Request
 from broadsight.training.run import train
 
@@ -31,7 +32,7 @@ def run(request, tmp_path_factory):
     return request.param, folder, outcome
 
 
-def test_run__is_a_folder_with_everything(run):
+def test_run__is_a_folder_with_everything_that_loads_with_timm(run):
     head, folder, outcome = run
     config = json.loads((folder / "config.json").read_text("utf-8"))
     about = config["broadsight"]
@@ -44,10 +45,6 @@ def test_run__is_a_folder_with_everything(run):
     assert outcome.goal in ("box AP", "mask AP", "mIoU", "keypoint AP")
     assert {"model.safetensors", "metrics.jsonl", "last"} <= {path.name for path in folder.iterdir()}
     assert task_of(folder) == TASKS[head]
-
-
-def test_run__loads_with_timm_and_says_the_same(run):
-    head, folder, _ = run
     opened = open_dense(folder)
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     for name, value in model.state_dict().items():
@@ -67,8 +64,6 @@ def test_resume__as_if_it_had_never_stopped(head, tmp_path, monkeypatch):
     """Stopped by a signal in the middle of an epoch; losses, weights and figures are the same to the last bit."""
     request = ask_dense(head, tmp_path / "whole", changes=dict(epochs=2))
     train(request)
-    from broadsight.training.objectives.dense import DenseWork
-
     step, made = DenseWork.step, []
 
     def interrupting(self, batch):
@@ -126,15 +121,12 @@ def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_pa
 def test_train__refuses_and_leaves_nothing(options, message, tmp_path):
     with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
         train(replace(ask_dense("retinanet", tmp_path / "run", changes=options.pop("changes", {})), **options))
+    with pytest.raises(ValueError, match="--neck is for dense tasks; this is --task classify"):
+        train(Request(data="scenes:8", neck="map", out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 
 
-def test_classify__refuses_what_is_for_dense_tasks(tmp_path):
-    with pytest.raises(ValueError, match="--neck is for dense tasks; this is --task classify"):
-        train(Request(data="scenes:8", neck="map", out=str(tmp_path / "run")))
-
-
-def test_resume__another_task_or_head_is_refused(run, tmp_path):
+def test_resume__another_task_or_head_is_refused(run):
     head, folder, _ = run
     if head != "retinanet":
         pytest.skip("the same for every head")

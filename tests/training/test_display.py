@@ -5,6 +5,7 @@ import os
 import pty
 import signal
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -47,10 +48,7 @@ def test_time_left(clock):
     clock.now += 10
     shown.advance(300, "epoch 1/2", "")
     assert shown.left() == "ETA 30 s"
-
-
-def test_time_left__resumed(clock):
-    """What an earlier part of the run did took none of this one's time."""
+    # What an earlier part of the run did took none of this one's time
     shown = Display(0, 1000)
     clock.now += 50  # loading
     shown.begin(900)
@@ -73,10 +71,7 @@ def test_no_terminal__a_line_every_half_minute(clock, capsys):
         shown.line("done [bold]")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["epoch 1/2  loss 1.5  ETA 16:10", "epoch 1/2  loss 1.5  ETA 15:40", "done [bold]"]
-
-
-def test_other_processes__only_what_they_say(clock, capsys):
-    with Display(2, 1000) as shown:
+    with Display(2, 1000) as shown:  # other processes: only what they say
         shown.begin(0)
         clock.now += 500
         shown.advance(10, "epoch 1/2", "loss 1.5")
@@ -98,6 +93,7 @@ def test_terminal__live(monkeypatch):
     text = written.getvalue()
     assert "note: [red]brackets[/red] stay" in text
     assert "epoch 2/2" in text and "100%" in text and "evaluating" in text and "ETA 0 s" in text
+    assert not Display(0, 1, plain=True).live and not Display(1, 1).live
 
 
 def test_terminal__a_whole_run(images, tmp_path, monkeypatch, capfd):
@@ -116,11 +112,6 @@ def test_terminal__a_whole_run(images, tmp_path, monkeypatch, capfd):
     assert written.getvalue().count("\x1b[?25l") == written.getvalue().count("\x1b[?25h") == 2
 
 
-def test_terminal__plain_if_asked_or_not_first(monkeypatch):
-    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=io.StringIO(), force_terminal=True))
-    assert [Display(0, 1).live, Display(0, 1, plain=True).live, Display(1, 1).live] == [True, False, False]
-
-
 def test_terminal__a_real_one(monkeypatch):
     """Through a pseudo-terminal, as a shell has it; it is left as it was found, after an error too."""
     ours, theirs = pty.openpty()
@@ -128,11 +119,9 @@ def test_terminal__a_real_one(monkeypatch):
     read = bytearray()
 
     def reader():
-        try:
+        with suppress(OSError):
             while chunk := os.read(ours, 4096):
                 read.extend(chunk)
-        except OSError:
-            pass
 
     thread = threading.Thread(target=reader)
     thread.start()

@@ -173,113 +173,69 @@ def alone(data, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def two(data, alone, tmp_path_factory) -> Path:
-    """The same in two processes."""
-    folder = tmp_path_factory.mktemp("two")
-    (folder / "several.py").write_text(SEVERAL)
-    runs = [options(data, folder / name, *both, *several) for name, (both, several) in CURVES.items()]
-    runs += [options(data, folder / "not shared", *CURVES["BatchNorm"][0])]
+def test_two_processes_do_what_one_does(data, alone, tmp_path):
+    """The same curves and weights, every image validated once, and one process's checkpoint continued by two."""
+    (tmp_path / "several.py").write_text(SEVERAL)
+    runs = [options(data, tmp_path / name, *both, *several) for name, (both, several) in CURVES.items()]
+    runs += [options(data, tmp_path / "not shared", *CURVES["BatchNorm"][0])]
     runs += [["train", "--resume", "--out", str(alone / "dead"), "--workers", "0", "--device", "cpu"]]
-    finish(*TORCHRUN, *TWO, str(folder / "several.py"), json.dumps(runs), cwd=folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_two_processes_have_the_curve_of_one(name, two, alone):
-    assert_same_curve(two / name, alone / name)
-    config = json.loads((two / name / "config.json").read_text())
-    assert config["broadsight"]["processes"] == 2
-
-
-def test_batch_norm_that_is_not_shared_has_another_curve(two, alone):
-    # Or the test above could not fail.
-    pairs = zip(lines_of(two / "not shared"), lines_of(alone / "BatchNorm"), strict=True)
-    differences = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in pairs if a["kind"] == "updates"]
-    assert max(differences) > 100 * TOLERANCE["rtol"]
-
-
-def test_every_image_is_validated_once(two, alone):
+    log = finish(*TORCHRUN, *TWO, str(tmp_path / "several.py"), json.dumps(runs), cwd=tmp_path)
     for name in CURVES:
-        for line in lines_of(two / name, "epoch"):
+        two, one = tmp_path / name, alone / name
+        assert_same_curve(two, one)
+        assert json.loads((two / "config.json").read_text())["broadsight"]["processes"] == 2
+        for line in lines_of(two, "epoch"):
             assert line["skipped"] == 1
             right = line["val_top1"] * 12 / 100  # of twelve that can be read
             assert right == pytest.approx(round(right), abs=1e-4)
-        assert (two / name / "skipped.json").read_text() == (alone / name / "skipped.json").read_text()
-
-
-def test_weights_are_those_of_one_process(two, alone):
-    for name in CURVES:
-        found, expected = (load_file(folder / name / "model.safetensors") for folder in (two, alone))
+        assert (two / "skipped.json").read_text() == (one / "skipped.json").read_text()
+        found, expected = (load_file(folder / "model.safetensors") for folder in (two, one))
         assert list(found) == list(expected)
         for key, value in expected.items():
             assert torch.allclose(found[key], value, rtol=1e-2, atol=1e-3), (name, key)
-
-
-def test_one_process_s_checkpoint_is_continued_by_two(two, alone):
     assert_same_curve(alone / "dead", alone / "never dying")
+    # Of BatchNorm that is not shared another curve, or the comparisons above could not fail
+    pairs = zip(lines_of(tmp_path / "not shared"), lines_of(alone / "BatchNorm"), strict=True)
+    differences = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in pairs if a["kind"] == "updates"]
+    assert max(differences) > 100 * TOLERANCE["rtol"]
+    # Nothing is warned of that users cannot change; torch's remark on gradients of depth-wise convolutions is not ours
+    assert [line for line in re.findall(r"\w*Warning: .*", log) if "Grad strides do not match" not in line] == []
 
 
-def test_nothing_is_warned_of_that_users_cannot_change(two):
-    # Torch's remark on the strides of depth-wise convolutions' gradients is about speed and not ours.
-    warnings = re.findall(r"\w*Warning: .*", (two / "log.txt").read_text())
-    assert [line for line in warnings if "Grad strides do not match" not in line] == []
-
-
-@pytest.fixture(scope="module")
-def killed(data, tmp_path_factory) -> dict[str, Any]:
+def test_killed_and_stopped__all_continue_from_the_checkpoint_in_one_folder(data, alone, tmp_path):
     """A run without --out, of which one process is killed, and then torchrun asked to stop, as SLURM does."""
-    folder = tmp_path_factory.mktemp("killed")
-    log, facts = folder / "log.txt", {}
+    log = tmp_path / "log.txt"
     command = (*TORCHRUN, *TWO, "--max-restarts", "2", "-m", "broadsight", *options(data, None, *LONG))
-    with started(*command, cwd=folder, log=log) as process:
+    with started(*command, cwd=tmp_path, log=log) as process:
 
         def run() -> Path | None:
-            return next((folder / "runs").glob("*"), None) if (folder / "runs").is_dir() else None
+            return next((tmp_path / "runs").glob("*"), None) if (tmp_path / "runs").is_dir() else None
 
-        def checkpoint() -> Path | None:
-            return state.newest(run() / "last") if run() else None
-
-        await_in(process, log, checkpoint)
-        facts["first"] = workers_of(process)
-        facts["first"][1].kill()
+        await_in(process, log, lambda: state.newest(run() / "last") if run() else None)
+        first = workers_of(process)
+        first[1].kill()
         await_in(process, log, lambda: "continuing after" in log.read_text())
         at = len(lines_of(run(), "epoch"))
         await_in(process, log, lambda: len(lines_of(run(), "epoch")) > at)
-        facts["second"] = workers_of(process)
+        second = workers_of(process)
         process.send_signal(signal.SIGTERM)
-        facts["code"] = process.wait(60)
-        facts["left"] = [one for one in facts["second"].values() if one.is_running() and one.status() != "zombie"]
-    facts |= dict(run=run(), folder=folder, log=log.read_text())
-    facts["progress"] = state.read_progress(state.newest(run() / "last"))
-    facts["epochs"] = [line["epoch"] for line in lines_of(run(), "epoch")]
-    return facts
-
-
-def test_a_killed_process_makes_all_continue_from_the_checkpoint(killed):
-    assert killed["first"].keys() == killed["second"].keys() == {0, 1}
-    assert not {one.pid for one in killed["first"].values()} & {one.pid for one in killed["second"].values()}
-    assert len(re.findall(r"continuing after \d+ epochs, [1-9]", killed["log"])) == 1
-
-
-def test_all_processes_chose_one_folder__also_after_a_restart(killed):
-    assert [path.parent.name for path in killed["folder"].glob("runs/*/metrics.jsonl")] == [killed["run"].name]
-
-
-def test_sigterm_to_torchrun_ends_all_and_saves(killed):
-    assert killed["code"] != 0 and not killed["left"]
-    assert "stopped in epoch" in killed["log"]
-    assert "continue with: broadsight train --resume --out runs/" in killed["log"]
-    assert not killed["progress"]["finished"]
-    assert killed["progress"]["metrics_size"] == (killed["run"] / "metrics.jsonl").stat().st_size
-
-
-def test_what_two_processes_left_is_finished_by_one(killed, alone):
-    progress = train_in_process(replace(again(killed["run"]), resume=True)).progress
+        assert process.wait(60) != 0
+        assert not [one for one in second.values() if one.is_running() and one.status() != "zombie"]
+    assert first.keys() == second.keys() == {0, 1}
+    assert not {one.pid for one in first.values()} & {one.pid for one in second.values()}
+    said, folder = log.read_text(), run()
+    assert len(re.findall(r"continuing after \d+ epochs, [1-9]", said)) == 1
+    assert [path.parent for path in tmp_path.glob("runs/*/metrics.jsonl")] == [folder]
+    assert "stopped in epoch" in said and "continue with: broadsight train --resume --out runs/" in said
+    progress = state.read_progress(state.newest(folder / "last"))
+    assert not progress["finished"] and progress["metrics_size"] == (folder / "metrics.jsonl").stat().st_size
+    epochs = [line["epoch"] for line in lines_of(folder, "epoch")]
+    assert epochs == list(range(1, len(epochs) + 1))
+    # What two processes left is finished by one
+    progress = train_in_process(replace(again(folder), resume=True)).progress
     assert progress.finished and progress.epoch == 14
-    assert [line["epoch"] for line in lines_of(killed["run"], "epoch")] == list(range(1, 15))
-    assert killed["epochs"] == list(range(1, len(killed["epochs"]) + 1))
-    assert_same_curve(killed["run"], alone / "long")
+    assert [line["epoch"] for line in lines_of(folder, "epoch")] == list(range(1, 15))
+    assert_same_curve(folder, alone / "long")
 
 
 def accelerate(kind: str) -> tuple[str, ...]:

@@ -6,8 +6,10 @@ import math
 import resource
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,6 +36,13 @@ PLAIN = Recipe(
 )
 
 
+class Points(list):
+    """A batch: numbers of points."""
+
+    keys = property(tuple)
+    skipped = property(lambda self: {"point 7": "blurred"} if 7 in self else {})
+
+
 class Fitting(Work):
     """Fits a line with a norm to points; the loss is the mean squared error, the goals are given in advance."""
 
@@ -53,7 +62,7 @@ class Fitting(Work):
     def next_batch(self):
         size = self.batch // self.accumulate
         self.place += 1
-        return range((self.place - 1) * size, self.place * size)
+        return Points(range((self.place - 1) * size, self.place * size))
 
     def step(self, batch):
         self.modes.append(self.model.training)
@@ -65,18 +74,12 @@ class Fitting(Work):
         self.losses.append(loss.item())
         return Step(loss, len(batch), (output > 0).sum())
 
-    def keys(self, batch):
-        return tuple(batch)
-
     def names(self, keys):
         return [f"point {index}" for index in keys]
 
-    def skipped(self, batch):
-        return {"point 7": "blurred"} if 7 in batch else {}
-
     def evaluate(self, model, seen):
         self.evaluated.append({name: value.clone() for name, value in model.state_dict().items()})
-        seen(4, "evaluating")
+        seen(4)
         return {"val_loss": 1.0, "val_top1": next(self.goals)}, {"image": "torn"}
 
 
@@ -151,22 +154,13 @@ def test_best__figures_that_are_missing_are_never_chosen(tmp_path, goals, best, 
     assert shown == [goal if goal is not None and math.isfinite(goal) else None for goal in goals]
 
 
-def test_best__not_where_epochs_cannot_be_compared(tmp_path):
-    engine = engine_for(tmp_path)
+def test_best__not_where_epochs_cannot_be_compared_nor_without_a_figure(tmp_path):
+    engine = engine_for(tmp_path / "whole")
     engine.work.comparable = False
     assert engine.fit().best is None and equal(best_weights(engine), engine.work.evaluated[-1])
     assert [(line["val_top1"], line["best"]) for line in lines(engine, "epoch")] == [(10.0, None), (20.0, None)]
-
-
-def test_patience__does_not_count_epochs_without_a_figure(tmp_path):
-    recipe = replace(PLAIN, epochs=4, patience=1)
-    assert engine_for(tmp_path / "a", recipe, goals=[None] * 4).fit().epoch == 4
-    assert engine_for(tmp_path / "b", recipe, goals=[None, 5.0, None, 9.0]).fit().epoch == 3
-
-
-def test_resume__without_a_best(tmp_path):
-    engine_for(tmp_path, replace(PLAIN, epochs=1), goals=[None]).fit()
-    engine = engine_for(tmp_path, goals=[3.0])
+    engine_for(tmp_path / "run", replace(PLAIN, epochs=1), goals=[None]).fit()
+    engine = engine_for(tmp_path / "run", goals=[3.0])
     assert engine.resume()
     engine.progress.finished = False
     assert engine.fit().best == 3.0
@@ -231,10 +225,8 @@ def test_average__is_evaluated_and_kept(tmp_path):
     # By hand: the first update is taken whole, later ones by half; counters are copied
     average = trained[0]
     for weights in trained[1:]:
-        average = {
-            name: (average[name] + value) / 2 if value.dtype.is_floating_point else value
-            for name, value in weights.items()
-        }
+        for name, value in weights.items():
+            average[name] = (average[name] + value) / 2 if value.dtype.is_floating_point else value
     assert not equal(best_weights(engine), engine.plain.state_dict())
     assert equal(best_weights(engine), engine.work.evaluated[-1])
     (checkpoint,) = (tmp_path / "last").iterdir()
@@ -246,22 +238,20 @@ def test_average__is_evaluated_and_kept(tmp_path):
 
 def test_patience__ends_early(tmp_path):
     recipe = replace(PLAIN, epochs=6, patience=2)
-    engine = engine_for(tmp_path, recipe, goals=(10.0, 30.0, 20.0, 30.0, 90.0, 90.0))
-    progress = engine.fit()
+    progress = engine_for(tmp_path / "a", recipe, goals=(10.0, 30.0, 20.0, 30.0, 90.0, 90.0)).fit()
     assert progress.finished and progress.epoch == 4
-    continued = engine_for(tmp_path, recipe, goals=())
+    continued = engine_for(tmp_path / "a", recipe, goals=())
     assert continued.resume() and continued.fit().epoch == 4
     assert continued.work.begun == []
-
-
-def test_patience__is_counted_over_a_resume(tmp_path):
-    recipe = replace(PLAIN, epochs=6, patience=2)
-    first = engine_for(tmp_path, recipe, goals=(10.0, 5.0))
+    # Counted over a resume
     with pytest.raises(StopIteration):
-        first.fit()
-    second = engine_for(tmp_path, recipe, goals=(5.0, 90.0))
-    assert second.resume()
-    assert second.fit().epoch == 3
+        engine_for(tmp_path / "b", recipe, goals=(10.0, 5.0)).fit()
+    second = engine_for(tmp_path / "b", recipe, goals=(5.0, 90.0))
+    assert second.resume() and second.fit().epoch == 3
+    # But not in epochs without a figure
+    recipe = replace(PLAIN, epochs=4, patience=1)
+    assert engine_for(tmp_path / "c", recipe, goals=[None] * 4).fit().epoch == 4
+    assert engine_for(tmp_path / "d", recipe, goals=[None, 5.0, None, 9.0]).fit().epoch == 3
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -275,36 +265,20 @@ def test_frozen_stats__keeps_the_statistics(frozen, tmp_path):
     assert not torch.equal(engine.plain[0].weight, before)
 
 
-def test_frozen_stats__real_model(images, tmp_path):
-    train(small(images, tmp_path / "run", model="test_resnet", changes=dict(frozen_stats=True, epochs=1)))
+def test_frozen_stats_and_random_interpolation__real_model(images, tmp_path):
+    changes = dict(frozen_stats=True, epochs=1, interpolation="random")
+    assert train(small(images, tmp_path / "run", model="test_resnet", changes=changes)).progress.finished
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert all(not value.any() for name, value in weights.items() if name.endswith("running_mean"))
     assert any(name.endswith("running_mean") for name in weights)
 
 
-def test_interpolation__random_in_training_alone(images, tmp_path):
-    outcome = train(small(images, tmp_path / "run", changes=dict(interpolation="random", epochs=1)))
-    assert outcome.progress.finished
-
-
 def test_resume__sums_and_place(tmp_path):
-    whole = engine_for(tmp_path / "whole", checkpoint_minutes=10)
-    whole.fit()
-
-    class Stop(BaseException):
-        pass
-
+    engine_for(tmp_path / "whole", checkpoint_minutes=10).fit()
     engine = engine_for(tmp_path / "run", checkpoint_minutes=0)
-    update, made = engine._update, []
-
-    def stopping(batches):
-        if len(made) == 4:
-            raise Stop
-        made.append(batches)
-        update(batches)
-
-    engine._update = stopping
-    with pytest.raises(Stop):
+    update, stops = engine._update, iter([False] * 4)
+    engine._update = lambda batches: next(stops) or update(batches)
+    with pytest.raises(StopIteration):
         engine.fit()
     resumed = engine_for(tmp_path / "run", goals=(20.0,))
     assert resumed.resume()
@@ -319,11 +293,10 @@ def test_resume__sums_and_place(tmp_path):
 
 def test_loss_is_no_number__batch_named(tmp_path):
     engine = engine_for(tmp_path, replace(PLAIN, epochs=3))
-    step, calls = engine.work.step, []
+    step, bad = engine.work.step, iter([None, None, None, 2])
 
     def second_epoch(batch):
-        calls.append(batch)
-        engine.work.bad = 2 if len(calls) == 4 else None
+        engine.work.bad = next(bad)
         return step(batch)
 
     engine.work.step = second_epoch
@@ -339,18 +312,14 @@ def test_loss_is_no_number__batch_named(tmp_path):
     assert continued.fit().finished
 
 
-def test_loss_is_no_number__never_in_a_checkpoint(tmp_path):
-    """Not even in one that is due before the losses are looked at."""
-    engine = engine_for(tmp_path, log_every=100, checkpoint_minutes=0)
+def test_loss_or_weights_are_no_numbers__never_in_a_checkpoint(tmp_path):
+    """Not even in one that is due before the losses are looked at; a gradient can overflow where the loss does not."""
+    engine = engine_for(tmp_path / "loss", log_every=100, checkpoint_minutes=0)
     engine.work.bad = 5
     with pytest.raises(Failed, match="the loss is nan in epoch 1, about update 2"):
         engine.fit()
-    assert [path.name for path in (tmp_path / "last").iterdir()] == ["update-000000001"]
-
-
-def test_weights_are_no_numbers__never_in_a_checkpoint(tmp_path):
-    """A gradient can overflow where the loss does not; from such a checkpoint nothing could continue."""
-    engine = engine_for(tmp_path, checkpoint_minutes=0)
+    assert [path.name for path in (tmp_path / "loss" / "last").iterdir()] == ["update-000000001"]
+    engine = engine_for(tmp_path / "weights", checkpoint_minutes=0)
     step, calls = engine.optimizer.step, []
 
     def overflow():
@@ -360,9 +329,9 @@ def test_weights_are_no_numbers__never_in_a_checkpoint(tmp_path):
         step()
 
     engine.optimizer.step = overflow
-    with pytest.raises(Failed):
+    with pytest.raises(Failed, match="the weights are no numbers any more"):
         engine.fit()
-    checkpoint = state.newest(tmp_path / "last")
+    checkpoint = state.newest(tmp_path / "weights" / "last")
     assert all(torch.isfinite(value).all() for value in load_file(checkpoint / "model.safetensors").values())
 
 
@@ -476,10 +445,8 @@ def test_full_disk__events_too(begun, method, tmp_path, monkeypatch):
 
 
 def test_folder_cannot_be_made(images, tmp_path, monkeypatch, capsys):
-    def refuse(*_, **__):
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run"))
-
-    monkeypatch.setattr(state.Path, "mkdir", refuse)
+    refusal = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run"))
+    monkeypatch.setattr(state.Path, "mkdir", Mock(side_effect=refusal))
     assert main(command(images, tmp_path / "run")) == 2
     said = capsys.readouterr().err
     assert said == f"broadsight: cannot write to {tmp_path / 'run'}: Permission denied; choose another --out\n"
@@ -499,20 +466,13 @@ def test_folder_became_read_only__resume(images, tmp_path, monkeypatch, capsys):
         train(replace(left, resume=True))
 
 
-@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
-def test_memory__advice(error, tmp_path):
-    engine = engine_for(tmp_path)
-
-    def fail(batch):
-        raise error
-
-    engine.work.step = fail
-    with pytest.raises(Failed, match="a batch of 4 images does not fit into the memory of cpu") as end:
-        engine.fit()
-    assert "--set accumulate=2 " in str(end.value) and "no checkpoint had been written" in str(end.value)
-
-
-def test_other_errors_stay_what_they_are(tmp_path):
+def test_memory__advice_and_other_errors_stay_what_they_are(tmp_path):
+    for error in (RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()):
+        engine = engine_for(tmp_path)
+        engine.work.step = Mock(side_effect=error)
+        with pytest.raises(Failed, match="a batch of 4 images does not fit into the memory of cpu") as end:
+            engine.fit()
+        assert "--set accumulate=2 " in str(end.value) and "no checkpoint had been written" in str(end.value)
     engine = engine_for(tmp_path)
     engine.work.step = lambda batch: torch.zeros(2, 3) @ torch.zeros(2, 3)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as end:
@@ -521,12 +481,11 @@ def test_other_errors_stay_what_they_are(tmp_path):
 
 
 def test_in_a_thread__no_signals(tmp_path):
-    """Where Python takes no handlers for signals."""
-    engine, ended = engine_for(tmp_path), []
-    thread = threading.Thread(target=lambda: ended.append(engine.fit()))
-    thread.start()
-    thread.join()
-    assert ended and ended[0].finished
+    """Where Python takes no handlers for signals. The display counts all that is done."""
+    engine = engine_for(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(engine.fit).result().finished
+    assert engine.display.done == pytest.approx(engine.display.total) == pytest.approx(2 * (12 + 4 / 3))
 
 
 def test_batches_are_not_kept(tmp_path):
@@ -534,11 +493,8 @@ def test_batches_are_not_kept(tmp_path):
     engine = engine_for(tmp_path, replace(PLAIN, epochs=1), log_every=100)
     next_batch, alive = engine.work.next_batch, []
 
-    class SourceDataset(list):
-        pass
-
     def followed():
-        batch = SourceDataset(next_batch())
+        batch = next_batch()
         alive.append(sum(reference() is not None for reference in followed.made))
         followed.made.append(weakref.ref(batch))
         return batch
@@ -547,9 +503,3 @@ def test_batches_are_not_kept(tmp_path):
     engine.work.next_batch = followed
     engine.fit()
     assert max(alive) <= 1
-
-
-def test_total__what_the_display_is_told(tmp_path):
-    engine = engine_for(tmp_path)
-    engine.fit()
-    assert engine.display.done == pytest.approx(engine.display.total) == pytest.approx(2 * (12 + 4 / 3))

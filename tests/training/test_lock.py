@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from broadsight.cli.main import main
 from broadsight.training import lock
 from broadsight.training.lock import LOCK, Busy, locked, refuse_if_held
 from broadsight.training.objectives.classification import Classification
+from tests.refusals import refused
 
 from .runs import everything_in, kill, small
 
@@ -53,10 +55,8 @@ def holder(tmp_path):
 def test_held__refused_with_its_process(holder, tmp_path):
     process = holder()
     for look in (refuse_if_held, lambda folder: locked(folder).__enter__()):
-        with pytest.raises(
-            Busy, match=rf"^{tmp_path} is being written by process {process.pid}; .*nothing was changed$"
-        ):
-            look(tmp_path)
+        words = rf"^{tmp_path} is being written by process {process.pid}; .*nothing was changed$"
+        refused(words, look, tmp_path, error=Busy)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
@@ -77,13 +77,8 @@ def test_same_process__once(tmp_path, monkeypatch):
     with locked(tmp_path):
         pass
     assert (tmp_path / LOCK).read_text() == ""
-
-
-def test_read_only_folder__not_locked(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refuse)
+    # A folder that cannot be written to is not locked
+    monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
     with locked(tmp_path):
         pass
 

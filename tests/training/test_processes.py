@@ -8,12 +8,13 @@ import tarfile
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from PIL import Image
 
 from broadsight.cli.main import main
 from broadsight.data.loading import EvalOrder, SourceDataset, TrainOrder, Transforms, load
@@ -22,9 +23,11 @@ from broadsight.training import processes
 from broadsight.training.request import Request
 from broadsight.training.run import train
 from broadsight.training.run_folder import is_run
+from tests.refusals import refused
 
 from .runs import new_processes
 from .runs import small as small_run
+from .small_runs import png
 
 
 def small(data: Path, **fields: Any) -> Request:
@@ -33,26 +36,19 @@ def small(data: Path, **fields: Any) -> Request:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
+def shard_source(tmp_path_factory) -> Any:
     """Twenty shards, more than are shuffled at once, of unequal size."""
     folder = tmp_path_factory.mktemp("shards")
     number = 0
     for shard in range(20):
         with tarfile.open(folder / f"train-{shard:03d}.tar", "w") as tar:
             for _ in range(1 + shard % 3):
-                file = io.BytesIO()
-                Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "PNG")
-                for extension, content in (("png", file.getvalue()), ("cls", str(number % 3).encode())):
+                for extension, content in (("png", png(number, 0, 0)), ("cls", str(number % 3).encode())):
                     member = tarfile.TarInfo(f"{number:04d}.{extension}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
                 number += 1
-    return folder
-
-
-@pytest.fixture(scope="module")
-def shard_source(shards, tmp_path_factory) -> Any:
-    return resolve(str(shards), split=0.1, cache=tmp_path_factory.mktemp("cache")).train
+    return resolve(str(folder), split=0.1, cache=tmp_path_factory.mktemp("cache")).train
 
 
 def shares(source: Any, batch: int, count: int, epoch: int = 0, first: int = 0, **options: Any) -> list[list[list]]:
@@ -98,16 +94,13 @@ def test_shards_are_shared_without_overlap(shard_source):
         assert together(several) == together(alone)
         indices = [index for update in together(several) for _, _, index in update]
         assert len(set(indices)) == len(indices) == count // 6 * 6
-    validated = [
-        key for rank in (0, 1) for batch in EvalOrder(shard_source, 4, rank=rank, processes=2) for key in batch
-    ]
-    assert sorted(index for _, _, index in validated) == list(range(count))
+    orders = [EvalOrder(shard_source, 4, rank=rank, processes=2) for rank in (0, 1)]
+    assert sorted(index for order in orders for batch in order for _, _, index in batch) == list(range(count))
 
 
 def test_workers_of_two_processes_give_each_image_once(shard_source):
-    images = SourceDataset(
-        shard_source, Transforms(8, augmentation=dict(auto_augment="rand-m5-n2")).build(True), training=True
-    )
+    transform = Transforms(8, augmentation=dict(auto_augment="rand-m5-n2")).build(True)
+    images = SourceDataset(shard_source, transform, training=True)
     seen: dict[Any, torch.Tensor] = {}
     for rank in (0, 1):
         order = TrainOrder(shard_source, 6, rank=rank, processes=2)
@@ -129,44 +122,31 @@ def test_processes_without_torchrun_are_refused_with_the_command_that_works(imag
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "processes_asked"),
-    [
-        ("python accelerate launch --cpu --num_processes 2 -m broadsight train", 2),
-        ("python accelerate launch --cpu --num-processes=4 -m broadsight train", 4),
-        ("python accelerate launch --cpu -m broadsight train", None),
-        ("bash train.sh --num_processes 2", None),
-    ],
-)
-def test_what_accelerate_launch_was_told_is_known(command, processes_asked, monkeypatch):
-    import psutil
+COMMANDS = {
+    "python accelerate launch --cpu --num_processes 2 -m broadsight train": 2,
+    "python accelerate launch --cpu --num-processes=4 -m broadsight train": 4,
+    "python accelerate launch --cpu -m broadsight train": None,
+    "bash train.sh --num_processes 2": None,
+}
 
-    class Parent:
-        def cmdline(self) -> list[str]:
-            return command.split()
 
+def test_what_accelerate_launch_was_told_is_known_and_what_is_not_there_is_refused(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(psutil.Process, "parent", lambda self: Parent())
-    assert processes._launched() == processes_asked
-
-
-def test_what_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="unknown device 'gpu'; expected auto, cpu or cuda"):
-        processes.connect("gpu")
-    with pytest.raises(ValueError, match="precision=fp16 needs a GPU"):
-        processes.connect("cpu", "fp16")
+    for command, asked in COMMANDS.items():
+        parent = SimpleNamespace(cmdline=command.split)
+        monkeypatch.setattr(psutil.Process, "parent", lambda self, parent=parent: parent)
+        assert processes._launched() == asked
+    monkeypatch.undo()
+    refused("precision=fp16 needs a GPU", processes.connect, "cpu", "fp16")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="torch sees no GPU"):
-            processes.connect("cuda")
-
-
-def test_alone_everything_shared_is_one_s_own():
+        refused("torch sees no GPU", processes.connect, "cuda")
+    # Alone, everything shared is one's own
     values = torch.tensor([1.0, 2.0])
     assert torch.equal(processes.sum_over_processes(values), values)
     assert processes.gather_objects("mine") == ["mine"] and processes.from_first("mine") == "mine"
 
 
-def test_a_restart_before_there_was_a_folder_does_not_continue_another_run(images, tmp_path, monkeypatch):
+def test_a_restart_continues_no_run_but_its_own(images, tmp_path, monkeypatch):
     # A process dies before the run's folder exists; beside it lies a finished run of an earlier launch.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "earlier")
@@ -177,15 +157,9 @@ def test_a_restart_before_there_was_a_folder_does_not_continue_another_run(image
     assert present != earlier
     config = json.loads((present / "config.json").read_text())
     assert config["broadsight"]["settings"]["seed"] == 2
-
-
-def test_a_restart_continues_its_own_run(images, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "present")
-    begun = train(small(images)).folder
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert train(small(images)).folder == begun
-    assert [path for path in Path("runs").iterdir() if is_run(path)] == [begun]
+    # But its own
+    assert train(small(images, seed=2)).folder == present
+    assert sorted(path for path in Path("runs").iterdir() if is_run(path)) == sorted([earlier, present])
 
 
 def join(rank: int, port: int, restarts: int, results: Any) -> None:

@@ -18,7 +18,7 @@ from .small_runs import SMALL_POOL, ask, ready, refusal, without_drawing
 
 FIELDS = [setting.name for setting in fields(Recipe)]
 # Of these, "read" would prove nothing: they make, check or write recipes.
-ABOUT_RECIPES = {"recipes.py", "dataclasses.py", "run_request.py"}
+ABOUT_RECIPES = {"recipes.py", "dataclasses.py"}
 
 
 @pytest.fixture
@@ -101,15 +101,16 @@ def test_field__that_needs_another(changes, fits, idle):
     assert {name for name in fits | idle if refused(request, name, model)} == idle
 
 
-def test_fields__of_the_model():
+def test_fields__of_the_model_and_of_presets():
+    for name in names():
+        settings_of(Request(recipe=name), None)  # never refused
     ready(ask("scenes:8", pool="map", pool_args=SMALL_POOL, changes=dict(intra=0.5, inter=-0.5)))
     ready(ask("scenes:8", changes=dict(drop_rate=0.1, drop_path=0.1)))
     wrong = ask("scenes:8", changes=dict(intra=0.5))
     assert "intra=0.5 is for models with groups of tokens" in refusal(lambda: ready(wrong))
     wrong = ask("scenes:8", pool="gap", changes=dict(drop_rate=0.1))
-    assert refusal(lambda: ready(wrong)) == (
-        "drop_rate=0.1 is for classifiers with dropout; --pool gap has none; leave it out"
-    )
+    said = "drop_rate=0.1 is for classifiers with dropout; --pool gap has none; leave it out"
+    assert refusal(lambda: ready(wrong)) == said
 
 
 @pytest.mark.parametrize(
@@ -131,15 +132,7 @@ def test_option__that_would_be_ignored(options, words):
     assert words in refusal(lambda: settings_of(ask("scenes:8", **options), None))
 
 
-@pytest.mark.parametrize("option", [dict(root="x"), dict(download=True), dict(split=0.2)])
-def test_option__that_the_data_would_ignore(option):
-    assert refusal(lambda: ready(ask("scenes:8", **option)))
-
-
-def test_preset__is_never_refused():
-    for name in names():
-        settings_of(Request(recipe=name), None)
-
-
-def test_tasks__are_all_here():
+def test_option__that_the_data_would_ignore():
+    for option in (dict(root="x"), dict(download=True), dict(split=0.2)):
+        assert refusal(lambda option=option: ready(ask("scenes:8", **option)))
     assert {TASKS[head] for head in SMALL_HEADS} == {"detect", "instances", "segment", "keypoints"}

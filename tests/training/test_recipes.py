@@ -1,5 +1,6 @@
 """Recipes: strict settings, every published one readable, true to its table, and able to train."""
 
+import json
 import re
 from dataclasses import asdict, fields
 from importlib.resources import files
@@ -12,9 +13,13 @@ import yaml
 
 from broadsight.dense import HEADS
 from broadsight.dense.build import USUAL
+from broadsight.options import assignments
 from broadsight.training import recipes
 from broadsight.training.optimisation import make_scheduler
-from broadsight.training.recipes import Recipe, assignments
+from broadsight.training.recipes import Recipe
+from broadsight.training.request import Request
+from broadsight.training.settings import settings_of
+from tests.refusals import refused
 
 from .small_runs import SMALL_POOL, ask, fill, leave_run, ready, updates
 
@@ -25,120 +30,86 @@ RAW = yaml.safe_load((files("broadsight.training") / "recipes.yaml").read_text()
 # ---- fields and their types
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("epochs=10", 10),
-        ("lr=1e-3", 0.001),
-        ("lr=.5", 0.5),
-        ("lr=2", 2.0),
-        ("clip_norm=none", None),
-        ("clip_norm=null", None),
-        ("clip_norm=", None),
-        ("clip_norm=1", 1.0),
-        ("image_size=None", None),
-        ("fit_batch=true", True),
-        ("fit_batch=False", False),
-        ("scale=0.5,1", (0.5, 1.0)),
-        ("scale=0.5, 1", (0.5, 1.0)),
-        ("scale=[0.5, 1.0]", (0.5, 1.0)),
-        ("betas=0.9,0.95", (0.9, 0.95)),
-        ("betas=none", None),
-        ("auto_augment=rand-m9-mstd0.5-inc1", "rand-m9-mstd0.5-inc1"),
-        ("auto_augment=none", None),
-        ("optimizer=sgd", "sgd"),
-        ("distill=none", "none"),
-        ("inter=-0.5", -0.5),
-        ("loss=bce", "bce"),
-    ],
-)
-def test_change__reads_text_as_its_field(text, value):
-    (name,) = changes = assignments([text])
-    found = getattr(Recipe(warmup_epochs=0).change(changes), name)
-    assert found == value and type(found) is type(value)
+READ = {
+    "epochs": {"10": 10},
+    "lr": {"1e-3": 0.001, ".5": 0.5, "2": 2.0},
+    "clip_norm": {"none": None, "null": None, "": None, "1": 1.0},
+    "image_size": {"None": None},
+    "fit_batch": {"true": True, "False": False},
+    "scale": {"0.5,1": (0.5, 1.0), "0.5, 1": (0.5, 1.0), "[0.5, 1.0]": (0.5, 1.0)},
+    "betas": {"0.9,0.95": (0.9, 0.95), "none": None},
+    "auto_augment": {"rand-m9-mstd0.5-inc1": "rand-m9-mstd0.5-inc1", "none": None},
+    "optimizer": {"sgd": "sgd"},
+    "distill": {"none": "none"},
+    "inter": {"-0.5": -0.5},
+    "loss": {"bce": "bce"},
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("epocs=3", "unknown recipe field 'epocs'; did you mean 'epochs'?"),
-        ("warmup=3", "unknown recipe field 'warmup'; did you mean 'warmup_lr'?"),
-        ("Lr=3", "unknown recipe field 'Lr'; did you mean 'lr'?"),
-        ("epochs=ten", "epochs=ten; expected a whole number"),
-        ("epochs=1.5", "epochs=1.5; expected a whole number"),
-        ("epochs=none", "epochs=none; expected a whole number"),
-        ("epochs=true", "epochs=true; expected a whole number"),
-        ("lr=fast", "lr=fast; expected a number"),
-        ("lr=nan", "lr=nan; expected a number"),
-        ("lr=inf", "lr=inf; expected a number"),
-        ("clip_norm=tight", "clip_norm=tight; expected a number or none"),
-        ("image_size=big", "image_size=big; expected a whole number or none"),
-        ("fit_batch=maybe", "fit_batch=maybe; expected true or false"),
-        ("scale=0.5", "scale=0.5; expected two numbers, such as 0.08,1"),
-        ("scale=1,2,3", "scale=1,2,3; expected two numbers"),
-        ("schedule=linear", "schedule=linear; expected one of cosine, constant"),
-        ("interpolation=cubic", "interpolation=cubic; expected one of bicubic, bilinear, nearest, random or none"),
-        ("precision=fp8", "precision=fp8; expected one of fp32, bf16, fp16"),
-        # out of range
-        ("epochs=0", "epochs=0; expected 1 or more"),
-        ("batch_size=-4", "batch_size=-4; expected 1 or more"),
-        ("repeated_aug=0", "repeated_aug=0; expected 1 or more"),
-        ("lr=0", "lr=0.0; expected more than 0"),
-        ("temperature=-1", "temperature=-1.0; expected more than 0"),
-        ("weight_decay=-1", "weight_decay=-1.0; expected 0 or more"),
-        ("smoothing=1.5", "smoothing=1.5; expected between 0 and 1"),
-        ("ema=2", "ema=2.0; expected between 0 and 1"),
-        ("drop_path=1.5", "drop_path=1.5; expected"),
-        ("layer_decay=0", "layer_decay=0.0; expected"),
-        ("crop_pct=2", "crop_pct=2.0; expected"),
-        ("image_size=0", "image_size=0; expected"),
-        ("scale=1,0.5", r"scale=\(1.0, 0.5\); expected two areas, the smaller first"),
-        ("ratio=0,1", r"ratio=\(0.0, 1.0\); expected two aspects"),
-        ("warmup_epochs=301", "warmup_epochs=301.0; expected at most epochs=300"),
-        # of each other
-        ("accumulate=3", "batch_size=1024 does not divide into accumulate=3 equal passes.*such as batch_size=1023"),
-        ("distill=hard", "distill=hard without a teacher, a timm name or a run folder"),
-        ("teacher=resnet50", "teacher=resnet50 without a distill: hard or soft"),
-    ],
-)
-def test_change__refuses(text, message):
-    with pytest.raises(ValueError, match=f"^{message.replace('?', '[?]')}"):
-        Recipe().change(assignments([text]))
+@pytest.mark.parametrize("name", READ)
+def test_change__reads_text_as_its_field(name):
+    for text, value in READ[name].items():
+        found = getattr(Recipe(warmup_epochs=0).change({name: text}), name)
+        assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize("text", ["warmup_lr=-1", "color_jitter=-1", "mixup_off_epoch=-1", "eps=-1", "smoothing=1"])
-def test_change__refuses_what_would_fail_later_or_do_something_else(text):
-    with pytest.raises(ValueError, match=f"^{text.partition('=')[0]}="):
-        Recipe().change(assignments([text]))
+REFUSED = {
+    "a whole number": "epochs=ten epochs=1.5 epochs=none epochs=true",
+    "a number": "lr=fast lr=nan lr=inf",
+    "a number or none": "clip_norm=tight",
+    "a whole number or none": "image_size=big",
+    "true or false": "fit_batch=maybe",
+    "two numbers, such as 0.08,1": "scale=0.5 scale=1,2,3",
+    "one of cosine, constant, step, poly": "schedule=linear",
+    "one of bicubic, bilinear, nearest, random or none": "interpolation=cubic",
+    "one of fp32, bf16, fp16": "precision=fp8",
+    "1 or more": "epochs=0 batch_size=-4 repeated_aug=0",
+    "more than 0": "lr=0 temperature=-1 eps=-1 image_size=0",
+    "0 or more": "weight_decay=-1 warmup_lr=-1 color_jitter=-1 mixup_off_epoch=-1",
+    "between 0 and 1": "smoothing=1.5 ema=2 drop_path=1.5 layer_decay=0 crop_pct=2",
+    "less than 1": "smoothing=1",
+    "two areas, the smaller first": "scale=1,0.5",
+    "two aspects, the smaller first": "ratio=0,1",
+    "at most epochs=300": "warmup_epochs=301",
+}
+OUT_OF_RANGE = list(REFUSED)[list(REFUSED).index("1 or more") :]
+UNKNOWN = {"epocs": "epochs", "warmup": "warmup_lr", "Lr": "lr"}
+OF_EACH_OTHER = {
+    "accumulate=3": "batch_size=1024 does not divide into accumulate=3 equal passes.*such as batch_size=1023",
+    "distill=hard": "distill=hard without a teacher, a timm name or a run folder",
+    "teacher=resnet50": "teacher=resnet50 without a distill: hard or soft",
+}
 
 
-def test_change__says_a_field_of_one_of_several_and_keeps_the_recipe():
+def test_change__refuses():
+    for expected, texts in REFUSED.items():
+        for text in texts.split():
+            (name,) = given = assignments([text])
+            value = r"[\d(), .-]+" if expected in OUT_OF_RANGE else given[name]  # as it was read, or as it came
+            refused(f"^{name}={value}; expected {expected}$", Recipe().change, given)
+    for name, meant in UNKNOWN.items():
+        refused(f"^unknown recipe field '{name}'; did you mean '{meant}'[?]", Recipe().change, {name: "3"})
+    for text, message in OF_EACH_OTHER.items():
+        refused(f"^{message}", Recipe().change, assignments([text]))
+
+
+def test_change__several_and_what_a_run_stores():
     recipe = Recipe()
-    with pytest.raises(ValueError, match="unknown recipe field 'bananas'"):
-        recipe.change(assignments(["lr=1", "bananas=3"]))
+    refused("unknown recipe field 'bananas'", recipe.change, assignments(["lr=1", "bananas=3"]))
     changed = recipe.change(assignments(["lr=1", "epochs=400", "warmup_epochs=350"]))  # valid together alone
     assert (changed.lr, changed.epochs, changed.warmup_epochs) == (1.0, 400, 350.0)
     assert recipe == Recipe()
+    for entry in list(ENTRIES.values())[::10]:
+        assert recipe.change(json.loads(json.dumps(asdict(entry.recipe)))) == entry.recipe
+    long = ENTRIES["stvit-small"].recipe  # fewer epochs than warm up shorten the warm-up
+    assert [long.change({"epochs": epochs}).warmup_epochs for epochs in ("2", "20")] == [2, 5]
+    words = r"warmup_epochs=3\.0; expected at most epochs=2"
+    refused(words, long.change, {"epochs": "2", "warmup_epochs": "3"})
 
 
-@pytest.mark.parametrize("name", recipes.names()[::10])
-def test_change__takes_back_what_a_run_stores(name):
-    import json
-
-    recipe = ENTRIES[name].recipe
-    assert Recipe().change(json.loads(json.dumps(asdict(recipe)))) == recipe
-
-
-def test_assignments():
-    assert assignments(["a=1", " b = x=y ", "c="]) == {"a": "1", "b": "x=y", "c": ""}
-    for text in ("a", "=3", ""):
-        with pytest.raises(ValueError, match=r"--set .*; expected key=value, such as --set epochs=10"):
-            assignments([text])
-
-
-def test_recipe__says_what_every_field_is():
-    for setting in fields(Recipe):
-        assert setting.name in (Recipe.__doc__ or ""), setting.name
+def test_recipe__docs_say_what_every_field_is():
+    table = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text("utf-8").partition("## The fields")[2]
+    assert {setting.name for setting in fields(Recipe)} <= set(re.findall(r"`(\w+)`", table))
 
 
 # ---- the file
@@ -146,8 +117,9 @@ def test_recipe__says_what_every_field_is():
 
 def test_names():
     assert recipes.names() == list(RAW) and len(RAW) >= 117
-    with pytest.raises(ValueError, match="unknown recipe 'stvit-smal'; did you mean 'stvit-small'"):
-        recipes.find("stvit-smal")
+    refused("unknown recipe 'stvit-smal'; did you mean 'stvit-small'", recipes.find, "stvit-smal")
+    teachers = {entry.recipe.teacher for entry in ENTRIES.values()} - {None}
+    assert teachers and all(timm.is_model(teacher) for teacher in teachers)
 
 
 @pytest.mark.parametrize("name", RAW)
@@ -166,24 +138,15 @@ def test_entry__is_complete(name):
     for word in RAW[name]["source"].replace(",", " ").replace(";", " ").rstrip(".").split():
         if word.count("-") and word in RAW:  # "As NAME" refers to another
             assert word != name
-
-
-@pytest.mark.parametrize("name", RAW)
-def test_entry__inherits_settings_alone(name):
+    # It inherits settings alone
     chain, settings = [name], {}
     while base := RAW[chain[-1]].get("base"):
         assert base in RAW and base not in chain, f"{chain} goes round in a circle"
         chain.append(base)
     for link in reversed(chain):
         settings |= RAW[link].get("settings", {})
-    entry = ENTRIES[name]
     assert entry.recipe == Recipe().change(settings)
     assert (entry.model, entry.pool, entry.data) == tuple(RAW[name].get(key) for key in ("model", "pool", "data"))
-
-
-def test_entry__teachers_exist():
-    teachers = {entry.recipe.teacher for entry in ENTRIES.values()} - {None}
-    assert teachers and all(timm.is_model(teacher) for teacher in teachers)
 
 
 # ---- published figures
@@ -225,9 +188,8 @@ def test_published__models_of_one_table(tables, family):
     found = {entry.model: name for name, entry in ENTRIES.items() if entry.model in rows and entry.task == "classify"}
     assert found.keys() == rows.keys()
     for model, name in found.items():
-        assert {key: ENTRIES[name].published[key] for key in rows[model] if key.startswith("top1")} == {
-            key: value for key, value in rows[model].items() if key.startswith("top1")
-        }
+        printed = {key: value for key, value in rows[model].items() if key.startswith("top1")}
+        assert {key: ENTRIES[name].published[key] for key in printed} == printed
 
 
 def test_published__multi_token_pooling(tables):
@@ -244,13 +206,10 @@ def test_published__multi_token_pooling(tables):
         assert (top1(name), top1(f"{name}-320", "top1_320")) == (row["top1_224"], row["top1_320"])
 
 
-def test_published__context_broadcasting(tables):
+def test_published__context_broadcasting_and_drop_path_of_stvit(tables):
     for row in tables["context_broadcast"]["models"]:
         model, kind = row["model"].split(" + ")
         assert top1(f"{model}_{kind}".replace("_", "-")) == row["top1"]
-
-
-def test_published__drop_path_of_stvit(tables):
     for row in tables["stvit"]["models"]:
         assert ENTRIES[row["model"].replace("_", "-")].recipe.drop_path == row["drop_path"]
 
@@ -288,8 +247,12 @@ COCO, PERSONS = 117_266, 149_813  # images of train2017 with objects, persons wi
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_dense_entry__fits_its_head(name):
+def test_dense_entry__fits_its_head_and_begins_from_a_recipe_of_its_model(name):
     entry, recipe = DENSE[name], DENSE[name].recipe
+    if entry.model:
+        (start,) = re.findall(r"Begin from what (\S+) gives", entry.source)
+        model = ENTRIES[start].model or ""
+        assert ENTRIES[start].task == "classify" and model.removeprefix("map_") == entry.model
     assert HEADS[entry.head or USUAL[entry.task]].task == entry.task
     assert entry.neck in (None, "map") and not (entry.pool or entry.cost)
     if entry.source.startswith("Ours"):
@@ -298,18 +261,6 @@ def test_dense_entry__fits_its_head(name):
     assert recipe.pretrained and recipe.image_size and (entry.head or not entry.model)
     assert entry.data == ("ade20k" if entry.task == "segment" else "coco-2017")
     assert (recipe.schedule == "poly") == (entry.task == "segment") == (recipe.epoch_updates is not None)
-
-
-def test_dense_entry__begins_from_a_recipe_of_its_model():
-    for name, entry in DENSE.items():
-        if entry.model:
-            (start,) = re.findall(r"Begin from what (\S+) gives", entry.source)
-            model = ENTRIES[start].model or ""
-            assert ENTRIES[start].task == "classify" and model.removeprefix("map_") == entry.model, name
-
-
-def test_quick_recipes__one_for_each_dense_task():
-    assert {task: ENTRIES[f"{task}-quick"].task for task in USUAL} == {task: task for task in USUAL}
 
 
 def rate(name: str, update: float, updates: int) -> float:
@@ -363,6 +314,7 @@ def test_poly_recipes__count_updates(name, total, batch, peak, half, warm):
 
 
 def test_dense_recipes__are_as_the_papers_print_them():
+    assert {task: ENTRIES[f"{task}-quick"].task for task in USUAL} == {task: task for task in USUAL}
     one = ENTRIES["partialformer-b2-mask-rcnn-1x"].recipe  # thesis, section 5.4.2
     assert (one.epochs, one.batch_size, one.optimizer, one.weight_decay) == (12, 16, "adamw", 0.05)
     assert (one.image_size, one.long_side, one.resize, one.crop) == (800, 1333, (1.0, 1.0), "none")
@@ -446,40 +398,20 @@ def test_dense_recipe__trains_a_tiny_model(teacher, name):
     trained(Path("scenes:24"), teacher, name, model="test_resnet")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "emsnet-xxtiny",
-        "mat-1",
-        "partialformer-b0",
-        "stvit-small",
-        "vit-tiny-cb",
-        pytest.param("pvt-v2-b0-cb", marks=pytest.mark.slow),
-        pytest.param("deit-tiny-distilled-cb", marks=pytest.mark.slow),
-        "map-mobilenetv1-release",
-    ],
-)
+OWN = ["emsnet-xxtiny", "mat-1", "partialformer-b0", "stvit-small", "vit-tiny-cb", "map-mobilenetv1-release"]
+OWN += [pytest.param(name, marks=pytest.mark.slow) for name in ("pvt-v2-b0-cb", "deit-tiny-distilled-cb")]
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_recipe__trains_its_own_model(data, teacher, name):
     trained(data, teacher, name, model=None)
 
 
 @pytest.mark.parametrize("name", ["map-resnet50d-distilled", "gap-deit-small-paper", "map-resnet50-cifar10"])
 def test_recipe__brings_model_arguments_and_pool(name):
-    from broadsight.training.request import Request
-    from broadsight.training.settings import settings_of
-
     settings, _ = settings_of(Request(recipe=name), None)
     entry = ENTRIES[name]
     assert (settings["model"], settings["model_args"]) == (entry.model, entry.model_args)
     assert settings["pool"] == entry.pool
     other, _ = settings_of(Request(recipe=name, model="test_resnet"), None)
     assert (other["model"], other["model_args"], other["pool"]) == ("test_resnet", {}, None)
-
-
-def test_change__fewer_epochs_than_warm_up():
-    recipe = recipes.find("stvit-small").recipe
-    assert recipe.warmup_epochs == 5
-    assert recipe.change({"epochs": "2"}).warmup_epochs == 2
-    assert recipe.change({"epochs": "20"}).warmup_epochs == 5
-    with pytest.raises(ValueError, match=r"warmup_epochs=3\.0; expected at most epochs=2"):
-        recipe.change({"epochs": "2", "warmup_epochs": "3"})

@@ -26,8 +26,23 @@ from broadsight.training.request import Request
 from broadsight.training.run import train
 from broadsight.training.run_folder import RunFolder
 from broadsight.weights import writing
+from tests.refusals import refused
 
-from .runs import Moments, again, command, everything_in, fitting, kill, left_by, resuming, small, wait_for
+from .runs import (
+    Moments,
+    again,
+    command,
+    everything_in,
+    fitting,
+    kill,
+    left_by,
+    new_processes,
+    resuming,
+    small,
+    wait_for,
+)
+from .test_checkpoints import FILES
+from .test_damage import MUTATIONS
 
 MAP = dict(model="test_resnet", pool="map", pool_args=dict(groups=2, dim=16, pool_options=dict(heads=2)))
 KINDS = {
@@ -54,6 +69,10 @@ def whole(images, tmp_path_factory):
         return made[kind]
 
     return run
+
+
+def resume(folder, **fields):
+    return train(replace(again(folder), resume=True, **fields))
 
 
 SLOW = ("mixing", "average", "accumulate", "bfloat")
@@ -101,7 +120,7 @@ def test_killed_at_a_chosen_place(place, images, whole, tmp_path):
     owner, name, call, after = PLACES[place]
     request = small(images, tmp_path / "run", **KINDS["average"])
     kill(request, tmp_path / "left", owner, name, call, after=after)
-    train(replace(again(tmp_path / "left"), resume=True))
+    resume(tmp_path / "left")
     assert left_by(tmp_path / "left") == left_by(whole("average"))
 
 
@@ -142,8 +161,7 @@ def test_killed_before_any_change_on_the_disk__some(moments, images, whole, tmp_
 
 @pytest.mark.slow
 def test_killed_before_any_change_on_the_disk__all(moments, images, whole, tmp_path):
-    expected = left_by(whole("average"))
-    continue_each(moments, range(len(moments.copies)), images, expected, tmp_path)
+    continue_each(moments, range(len(moments.copies)), images, left_by(whole("average")), tmp_path)
 
 
 def test_killed_while_the_folder_is_made(images, moments, tmp_path):
@@ -160,7 +178,7 @@ def test_killed_while_the_folder_is_made(images, moments, tmp_path):
 def test_other_workers__same_result(kind, images, whole, tmp_path):
     request = small(images, tmp_path / "run", **(KINDS[kind] | dict(workers=2, checkpoint_minutes=0)))
     kill(request, tmp_path / "left", Classification, "step", 5)
-    train(replace(again(tmp_path / "left", workers=0 if kind == "mixing" else 1), resume=True))
+    resume(tmp_path / "left", workers=0 if kind == "mixing" else 1)
     assert left_by(tmp_path / "left") == left_by(whole(kind))
 
 
@@ -168,23 +186,23 @@ def test_resume_keeps_the_batch_that_was_asked_for(images, tmp_path):
     """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
     kill(fitting(small(images, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
     train(fitting(small(images, tmp_path / "whole")))
-    train(replace(again(tmp_path / "left"), resume=True))
+    resume(tmp_path / "left")
     assert left_by(tmp_path / "left") == left_by(tmp_path / "whole")
 
 
-def test_resume_keeps_the_threads(images, whole, tmp_path, monkeypatch):
+def test_resume_keeps_the_threads(whole, tmp_path, monkeypatch):
     """Other threads add in another order, and the command that a stopped run names has none."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     shutil.copytree(whole("plain"), tmp_path / "run")
-    train(replace(Request(out=str(tmp_path / "run"), workers=0), resume=True))
+    train(Request(out=str(tmp_path / "run"), workers=0, resume=True))
     assert torch.get_num_threads() == 1
 
 
-def test_same_command_again__distillation_tokens(images, whole, tmp_path):
-    """Learning from a teacher adds a token to the pooling's own arguments, which a user does not type."""
-    options = dict(heads=2, gram=False)
-    kind = MAP | dict(pool_args=dict(groups=2, dim=16, pool_options=options))
+def test_same_command_again__continues(images, whole, tmp_path):
+    """Learning from a teacher adds a token to the pooling's own arguments, and JSON writes tuples as lists."""
+    kind = MAP | dict(model_args=dict(layers=(1, 1, 1, 1)))
+    kind["pool_args"] = dict(groups=2, dim=16, pool_options=dict(heads=2, gram=False))
     kind["changes"] = dict(distill="hard", teacher=str(whole("map")))
     kill(small(images, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
     assert train(replace(small(images, tmp_path / "left", **kind), resume=True)).progress.finished
@@ -194,14 +212,7 @@ def test_weights_to_begin_from_are_gone__continues(images, whole, tmp_path):
     weights = shutil.copy(whole("plain") / "model.safetensors", tmp_path / "weights.safetensors")
     kill(small(images, tmp_path / "run", init=str(weights)), tmp_path / "left", Classification, "step", 5)
     os.remove(weights)
-    assert train(replace(again(tmp_path / "left"), resume=True)).progress.finished
-
-
-def test_same_command_again__continues(images, tmp_path):
-    """Arguments that JSON writes otherwise are the same ones."""
-    kind = MAP | dict(model_args=dict(layers=(1, 1, 1, 1)))
-    kill(small(images, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
-    assert train(replace(small(images, tmp_path / "left", **kind), resume=True)).progress.finished
+    assert resume(tmp_path / "left").progress.finished
 
 
 def test_finished__nothing_happens(images, whole, tmp_path, capsys):
@@ -222,7 +233,7 @@ def test_no_checkpoint__from_the_beginning(images, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
     for name in ("last", "previous"):  # what the message of a damaged checkpoint says
         shutil.rmtree(folder / name)
-    train(replace(again(folder), resume=True))
+    resume(folder)
     assert left_by(folder) == left_by(whole("plain"))
     assert "no checkpoint yet: from the beginning" in capsys.readouterr().err
 
@@ -243,10 +254,8 @@ def test_failing_evaluation__nothing_that_was_trained_is_lost(images, whole, tmp
 
 def test_nothing_to_resume(tmp_path, capsys):
     assert main(["train", "--resume", "--out", str(tmp_path / "none")]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"broadsight: there is no run in {tmp_path / 'none'} to resume; leave --resume out to begin one\n"
-    )
+    said = f"there is no run in {tmp_path / 'none'} to resume; leave --resume out to begin one"
+    assert capsys.readouterr().err == f"broadsight: {said}\n"
     assert main(["train", "--resume"]) == 2
     assert "--resume needs --out" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
@@ -276,90 +285,88 @@ def test_other_seeds__refused_and_untouched(old, whole, tmp_path, capsys):
     refuses_untouched(folder, capsys, f"the run in {folder} was begun by a version that drew other random numbers")
 
 
-OTHERS = {
-    "model": (dict(model="test_resnet"), "model=test_vit, not model=test_resnet"),
-    "model_args": (dict(model_args=dict(in_chans=1)), "model_args"),
-    "pool": (dict(pool="gap"), "pool=None, not pool=gap"),
-    "broadcast": (dict(broadcast="cb"), "broadcast=None, not broadcast=cb"),
-    "recipe": (dict(recipe="finetune"), "recipe=quick, not recipe=finetune"),
-    "seed": (dict(seed=1), "seed=0, not seed=1"),
-    "log_every": (dict(log_every=3), "log_every=2, not log_every=3"),
-    "data": (dict(data="scenes:64"), "not data=scenes:64"),
-    "epochs": (dict(set=dict(epochs=3)), "epochs=2, not 3"),
-    "lr": (dict(set=dict(lr="0.5")), "lr=0.001, not 0.5"),
-    "init": (dict(init="elsewhere"), "init=None, not init=elsewhere"),
+OTHERS = [
+    (dict(model="test_resnet"), "model=test_vit, not model=test_resnet"),
+    (dict(model_args=dict(in_chans=1)), "model_args"),
+    (dict(pool="gap"), "pool=None, not pool=gap"),
+    (dict(broadcast="cb"), "broadcast=None, not broadcast=cb"),
+    (dict(recipe="finetune"), "recipe=quick, not recipe=finetune"),
+    (dict(seed=1), "seed=0, not seed=1"),
+    (dict(log_every=3), "log_every=2, not log_every=3"),
+    (dict(data="scenes:64"), "not data=scenes:64"),
+    (dict(set=dict(epochs=3)), "epochs=2, not 3"),
+    (dict(set=dict(lr="0.5")), "lr=0.001, not 0.5"),
+    (dict(init="elsewhere"), "init=None, not init=elsewhere"),
+]
+
+
+def test_another_run__refused_and_untouched(images, whole, capsys):
+    folder = whole("plain")
+    before = everything_in(folder)
+    for fields, message in OTHERS:
+        assert "another --out" in refused(f"{folder} .*{message}", resume, folder, **fields)
+    capsys.readouterr()
+    assert main(["train", str(images), "--out", str(folder)]) == 2  # without --resume
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "holds a run of test_vit already" in said
+    assert everything_in(folder) == before
+
+
+def move(data):
+    shutil.copytree(data, data.with_name("new"), copy_function=shutil.copyfile)
+    shutil.rmtree(data)
+    data.with_name("new").rename(data)
+
+
+def swap(data):
+    for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
+        (data / "train" / old).rename(data / "train" / new)
+
+
+def overwrite(data, first, last=-1):
+    """Write the content of another image into some, in the order of their names."""
+    files = sorted(data.rglob("*.png"))
+    for file in files[first]:
+        file.write_bytes(files[last].read_bytes())
+
+
+CONTENT = r"have their names but not the content that the run in .* was begun with"
+CHANGED = {
+    "a class": (lambda data: shutil.copytree(data / "train" / "a", data / "train" / "e"), "num_classes=4, not 5"),
+    "an image": (
+        lambda data: shutil.copy(data / "train/a/0.png", data / "train/a/new.png"),
+        "the images are not those",
+    ),
+    "fewer": (lambda data: (data / "train" / "a" / "0.png").unlink(), "the images are not those"),
+    "replaced": (lambda data: overwrite(data, slice(None)), CONTENT),
+    "one replaced": (lambda data: overwrite(data, slice(1)), CONTENT),
+    "swapped": (swap, CONTENT),
+    "validation": (lambda data: overwrite(data, slice(-1, None), 0), CONTENT),
+    "moved": (move, None),
+    "older": (lambda data: None, None),
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_run__refused_and_untouched(other, images, whole):
-    fields, message = OTHERS[other]
-    folder = whole("plain")
-    before = everything_in(folder)
-    with pytest.raises(ValueError, match=message) as refused:
-        train(replace(replace(again(folder), **fields), resume=True))
-    assert everything_in(folder) == before
-    assert str(folder) in str(refused.value) and "another --out" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_run_is_there__refused_without_resume(images, whole, capsys):
-    folder = whole("plain")
-    before = everything_in(folder)
-    assert main(["train", str(images), "--out", str(folder)]) == 2
-    assert everything_in(folder) == before
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "holds a run of test_vit already" in said
-
-
-@pytest.mark.parametrize("change", ["class", "image", "fewer"])
-def test_other_images__refused_and_untouched(change, images, tmp_path):
-    data = shutil.copytree(images, tmp_path / "data")
-    kill(small(data, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
-    image = data / "train" / "a" / "0.png"
-    if change == "class":
-        shutil.copytree(data / "train" / "a", data / "train" / "e")
-    elif change == "image":
-        shutil.copy(image, image.with_name("new.png"))
-    else:
-        image.unlink()
-    before = everything_in(tmp_path / "left")
-    with pytest.raises(ValueError, match="num_classes=4, not 5" if change == "class" else "the images are not those"):
-        train(replace(again(tmp_path / "left"), resume=True))
-    assert everything_in(tmp_path / "left") == before
-
-
-@pytest.mark.parametrize("change", ["replaced", "one replaced", "swapped", "validation", "moved", "older"])
-def test_images_of_the_same_names(change, images, whole, tmp_path, capsys):
-    """Other content is refused, the same content elsewhere or written anew is not."""
+@pytest.mark.parametrize("change", CHANGED)
+def test_images__of_other_names_or_content_are_refused_but_may_move(change, images, whole, tmp_path):
     data = shutil.copytree(images, tmp_path / "data", copy_function=shutil.copyfile)
     kill(small(data, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
-    files, config = sorted(data.rglob("*.png")), tmp_path / "left" / "config.json"
-    if change == "swapped":
-        for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
-            (data / "train" / old).rename(data / "train" / new)
-    elif change == "moved":
-        shutil.copytree(data, tmp_path / "new", copy_function=shutil.copyfile)
-        shutil.rmtree(data)
-        (tmp_path / "new").rename(data)
-    elif change == "older":
+    make, message = CHANGED[change]
+    make(data)
+    if message is not None:
+        before = everything_in(tmp_path / "left")
+        refused(message, resume, tmp_path / "left")
+        assert everything_in(tmp_path / "left") == before
+        return
+    if change == "older":  # without what later versions compare
+        config = tmp_path / "left" / "config.json"
         content = json.loads(config.read_text())
         del content["broadsight"]["digest"], content["broadsight"]["data"]["contents"]
         config.write_text(json.dumps(content))
-    for file in files if change == "replaced" else files[:1] if change == "one replaced" else []:
-        file.write_bytes(files[-1].read_bytes())
-    if change == "validation":
-        files[-1].write_bytes(files[0].read_bytes())
-    if change in ("moved", "older"):
-        notes = train(replace(again(tmp_path / "left"), resume=True)).notes
-        assert any("only names and classes of its images are checked" in note for note in notes) == (change == "older")
-        one, other = (load_file(folder / "model.safetensors") for folder in (whole("plain"), tmp_path / "left"))
-        assert all(torch.equal(value, other[name]) for name, value in one.items())
-        return
-    before = everything_in(tmp_path / "left")
-    with pytest.raises(ValueError, match=r"have their names but not the content that the run in .* was begun with"):
-        train(replace(again(tmp_path / "left"), resume=True))
-    assert everything_in(tmp_path / "left") == before
+    notes = resume(tmp_path / "left").notes
+    assert any("only names and classes of its images are checked" in note for note in notes) == (change == "older")
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole("plain"), tmp_path / "left"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.fixture(scope="module")
@@ -370,41 +377,32 @@ def begun(images, tmp_path_factory):
     return folder / "left"
 
 
-FILES = ("manifest.json", "progress.json", "model.safetensors", "ema.safetensors", "optimizer.bin")
-FILES += ("random_states_0.pkl",)
+DAMAGES = [(name, "cut") for name in FILES]
+DAMAGES += [("model.safetensors", "flipped"), ("progress.json", "deleted"), ("manifest.json", "emptied")]
 
 
-def cut(file):
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def flip(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 4
-    file.write_bytes(content)
-
-
-DAMAGES = [(name, cut) for name in FILES]
-DAMAGES += [(FILES[2], flip), (FILES[1], lambda file: file.unlink()), (FILES[0], lambda file: file.write_bytes(b""))]
-
-
-@pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_damaged_checkpoint__one_line_and_untouched(name, damage, begun, tmp_path, capsys):
-    """As test_state does it for all of them, through the command; of both checkpoints."""
-    folder = shutil.copytree(begun, tmp_path / "run")
-    for place in ("last", "previous"):
+def damaged(begun, folder, name, kind, *places):
+    """A copy of a run, with a file of these checkpoints damaged."""
+    shutil.copytree(begun, folder)
+    for place in places:
         (checkpoint,) = (folder / place).iterdir()
-        damage(checkpoint / name)
-    texts = ("is damaged", "remove the folders `last` and `previous` to train from the beginning")
-    refuses_untouched(folder, capsys, *texts)
+        MUTATIONS[kind](checkpoint / name, random.Random(0))
+    return folder
 
 
-@pytest.mark.parametrize(("name", "damage"), [DAMAGES[0], (FILES[2], flip), (FILES[1], lambda file: file.unlink())])
-def test_damaged_checkpoint__the_one_before_does(name, damage, begun, whole, tmp_path, capsys):
-    folder = shutil.copytree(begun, tmp_path / "run")
-    (checkpoint,) = (folder / "last").iterdir()
-    damage(checkpoint / name)
-    notes = train(replace(again(folder), resume=True)).notes
+@pytest.mark.parametrize(("name", "kind"), DAMAGES)
+def test_damaged_checkpoints__one_line_and_untouched(name, kind, begun, tmp_path, capsys):
+    """As test_checkpoints does it for all of them, through the command; of both checkpoints."""
+    folder = damaged(begun, tmp_path / "run", name, kind, "last", "previous")
+    refuses_untouched(
+        folder, capsys, "is damaged", "remove the folders `last` and `previous` to train from the beginning"
+    )
+
+
+@pytest.mark.parametrize(("name", "kind"), [DAMAGES[0], *DAMAGES[-3:-1]])
+def test_damaged_checkpoint__the_one_before_does(name, kind, begun, whole, tmp_path, capsys):
+    folder = damaged(begun, tmp_path / "run", name, kind, "last")
+    notes = resume(folder).notes
     said = "checkpoint update-000000003-evaluated was damaged: going on from update-000000003"
     assert said in notes and f"note: {said}" in capsys.readouterr().err
     assert left_by(folder) == left_by(whole("average"))
@@ -427,7 +425,7 @@ def refuses_untouched(folder, capsys, *texts):
     assert all(text in said for text in texts), said
 
 
-def test_foreign_folder__refused_and_untouched(images, tmp_path, capsys):
+def test_foreign_folder_or_file__refused_and_untouched(images, tmp_path, capsys):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter.txt").write_text("one")
@@ -443,9 +441,6 @@ def test_foreign_folder__refused_and_untouched(images, tmp_path, capsys):
     assert main([*asked, "--resume"]) == 2
     assert "no run of broadsight" in capsys.readouterr().err
     assert everything_in(folder) == before
-
-
-def test_out_is_a_file(images, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "below"):
@@ -485,13 +480,14 @@ def test_asked_to_stop__saves_and_continues(number, place, call, moment, images,
     assert stop.value.code == 128 + number
     assert moment in str(stop.value)
     assert "\n" not in str(stop.value)
-    train(replace(again(folder), resume=True))
+    resume(folder)
     assert left_by(folder) == left_by(whole("average"))
 
 
-def test_stopped__names_a_command_that_can_be_typed(images, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "my run"
-    own = Classification.step
+def test_stopped__names_a_command_that_can_be_typed_and_a_second_interrupt_stops_at_once(
+    images, tmp_path, monkeypatch, capsys
+):
+    folder, own = tmp_path / "my run", Classification.step
     monkeypatch.setattr(Classification, "step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), own(*args))[1])
     assert main(command(images, folder)) == 143
     said = capsys.readouterr().err.splitlines()[-1]
@@ -500,8 +496,6 @@ def test_stopped__names_a_command_that_can_be_typed(images, tmp_path, monkeypatc
     assert typed[:2] == ["broadsight", "train"] and "--resume" in typed
     assert typed[typed.index("--out") + 1] == str(folder)
 
-
-def test_second_interrupt__stops_at_once(images, tmp_path, monkeypatch):
     def asking(self, batch):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -513,39 +507,19 @@ def test_second_interrupt__stops_at_once(images, tmp_path, monkeypatch):
     assert list((tmp_path / "run" / "last").iterdir()) == []
 
 
-NURSERY = """
-import json, os, sys
-from broadsight.cli.main import main
-import broadsight.models, broadsight.training
-for line in sys.stdin:
-    argv, said = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = main(argv)
-        sys.stderr.flush()
-        os._exit(code)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
+def commanded(argv, said):
+    """In a process of its own: a command, whose errors are written down."""
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(main(argv))
 
 
-@pytest.fixture(scope="module")
-def nursery():
-    """Starts processes that train, without the time that importing torch takes each."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-
-        def start(argv, said):
-            process.stdin.write(json.dumps([argv, str(said)]) + "\n")
-            process.stdin.flush()
-            return int(process.stdout.readline()), lambda: int(process.stdout.readline())
-
-        yield start
-        process.stdin.close()
+def started(argv, folder, said):
+    """A process that trains, once it has written metrics."""
+    process = new_processes().Process(target=commanded, args=(argv, said))
+    process.start()
+    wait_for((folder / "metrics.jsonl").exists)
+    return process
 
 
 def options(images, folder, workers):
@@ -561,25 +535,25 @@ def four_epochs(images, tmp_path_factory):
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_process_killed__same_result(workers, nursery, four_epochs, images, tmp_path):
+def test_process_killed__same_result(workers, four_epochs, images, tmp_path):
     folder = tmp_path / "run"
     argv, delay = options(images, folder, workers), random.uniform(0, 0.5)
-    process, code = nursery(argv, tmp_path / "said")
-    wait_for((folder / "metrics.jsonl").exists)
+    process = started(argv, folder, tmp_path / "said")
     time.sleep(delay)
-    os.kill(process, signal.SIGKILL)
-    assert code() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert main([*argv, "--resume"]) == 0
     assert left_by(folder) == four_epochs, f"killed after {delay} s"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_process_asked_to_stop__same_result(number, nursery, four_epochs, images, tmp_path):
+def test_process_asked_to_stop__same_result(number, four_epochs, images, tmp_path):
     folder = tmp_path / "run"
-    process, code = nursery(options(images, folder, 1), tmp_path / "said")
-    wait_for((folder / "metrics.jsonl").exists)
-    os.kill(process, number)
-    assert code() == 128 + number
+    process = started(options(images, folder, 1), folder, tmp_path / "said")
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == 128 + number
     said = (tmp_path / "said").read_text()
     assert "Traceback" not in said
     assert said.splitlines()[-1].endswith(f"and saved; continue with: broadsight train --resume --out {folder}")

@@ -1,7 +1,6 @@
 """Whole runs on a few small images: what they learn from, how, and what they leave behind."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,40 +64,21 @@ def test_train__run_answers_as_it_did(data, tmp_path, model, options):
     torch.testing.assert_close(open_classifier(out, device="cpu").model(x), engine.plain(x))
 
 
-def test_train__model_of_a_folder_is_refused_or_can_be_loaded(data, tmp_path):
-    """timm makes a model from local-dir:FOLDER, but not from a config.json that names one."""
-    request = ask(data, model=f"local-dir:{leave_run(tmp_path / 'earlier')[0]}", out=str(tmp_path / "run"))
-    try:
-        prepared = ready(request)
-    except ValueError as error:
-        assert "--init" in str(error)
-        return
-    prepared.engine.folder.create(prepared.description)
-    prepared.engine.folder.keep_best(prepared.engine.plain)
-    timm.create_model(f"local-dir:{tmp_path / 'run'}", pretrained=True)
-
-
 def test_train__every_kind_of_image(tmp_path):
     """Grey, palette, transparent, CMYK, 16 bits and turned photographs, and some that are broken."""
     rng = np.random.default_rng(0)
 
-    def save(name: str, mode: str, values: np.ndarray, **options) -> None:
-        for folder in ("a", "b"):
-            path = tmp_path / "data" / folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image = Image.fromarray(values)
-            (image if mode == "I;16" else image.convert(mode)).save(path, **options)
-
-    colour = rng.integers(0, 255, (30, 50, 3), dtype=np.uint8)
-    save("rgb.png", "RGB", colour)
-    save("grey.png", "L", colour)
-    save("palette.gif", "P", colour)
-    save("transparent.png", "RGBA", colour)
-    save("print.jpg", "CMYK", colour)
-    save("deep.png", "I;16", rng.integers(0, 65535, (30, 50), dtype=np.uint16))
+    colour = Image.fromarray(rng.integers(0, 255, (30, 50, 3), dtype=np.uint8))
+    deep = Image.fromarray(rng.integers(0, 65535, (30, 50), dtype=np.uint16))
     exif = Image.Exif()
     exif[0x0112] = 6
-    save("turned.jpg", "RGB", colour, exif=exif)
+    modes = {"rgb.png": "RGB", "grey.png": "L", "palette.gif": "P", "transparent.png": "RGBA", "print.jpg": "CMYK"}
+    for folder in (tmp_path / "data" / "a", tmp_path / "data" / "b"):
+        folder.mkdir(parents=True)
+        for name, mode in modes.items():
+            colour.convert(mode).save(folder / name)
+        deep.save(folder / "deep.png")
+        colour.save(folder / "turned.jpg", exif=exif)
     (tmp_path / "data" / "a" / "broken.png").write_bytes(b"no image")
     (tmp_path / "data" / "a" / "broken2.jpg").write_bytes(b"")
     (tmp_path / "data" / "empty").mkdir()
@@ -113,44 +93,37 @@ def test_train__every_kind_of_image(tmp_path):
     said = refusal(lambda: train(strict), (ValueError, RuntimeError))
     assert said.startswith("a/broken") and "cannot be read" in said and "--strict" in said
     assert said.count("a/broken") == 1
-
-
-def test_train__class_without_validation_images(tmp_path):
-    fill(tmp_path / "data" / "train", a=4, b=4, c=4)
-    fill(tmp_path / "data" / "val", a=2, b=2)
-    outcome = train(ask(tmp_path / "data", out=str(tmp_path / "run")))
+    # A class without validation images
+    fill(tmp_path / "other" / "train", a=4, b=4, c=4)
+    fill(tmp_path / "other" / "val", a=2, b=2)
+    outcome = train(ask(tmp_path / "other", out=str(tmp_path / "three")))
     assert any("without images to validate: c" in note for note in outcome.notes)
-    assert config(tmp_path / "run")["num_classes"] == 3
+    assert config(tmp_path / "three")["num_classes"] == 3
 
 
 # ---- numbers
 
 
-def weights_after(request, count: int = 2) -> dict[str, torch.Tensor]:
-    prepared = ready(request)
-    updates(prepared, count)
-    return {name: value.clone() for name, value in prepared.engine.plain.state_dict().items()}
-
-
 @pytest.mark.parametrize("pool", [None, "gap"])
 def test_accumulation__is_one_batch(data, pool):
     """Of a model whose images do not see each other."""
-    changes = dict(batch_size=8, optimizer="sgd", lr=0.1, clip_norm=None, drop_rate=0.0)
-    whole = weights_after(ask(data, model="test_convnext", pool=pool, changes=changes))
-    parts = weights_after(ask(data, model="test_convnext", pool=pool, changes={**changes, "accumulate": 2}))
-    start = weights_after(ask(data, model="test_convnext", pool=pool, changes=changes), 0)
+
+    def weights_after(count, **changes):
+        sgd = dict(batch_size=8, optimizer="sgd", lr=0.1, clip_norm=None, drop_rate=0.0) | changes
+        prepared = ready(ask(data, model="test_convnext", pool=pool, changes=sgd))
+        updates(prepared, count)
+        return {name: value.clone() for name, value in prepared.engine.plain.state_dict().items()}
+
+    whole, parts, start = weights_after(2), weights_after(2, accumulate=2), weights_after(0)
     moved = max((whole[name] - start[name]).abs().max() for name in whole)
     apart = max((whole[name] - parts[name]).abs().max() for name in whole)
     assert moved > 1e-3 and apart < 1e-4 * moved
-
-
-def test_accumulation__passes_of_an_update(data):
     work = ready(ask(data, changes=dict(batch_size=8, accumulate=4))).engine.work
     work.begin_epoch(0, 0)
     assert [len(work.next_batch().labels) for _ in range(work.accumulate)] == [2, 2, 2, 2]
 
 
-def test_precision__bf16(data, tmp_path):
+def test_precision__bf16_and_channels_last(data, tmp_path):
     prepared = ready(ask(data, changes=dict(precision="bf16")))
     kinds = []
     prepared.engine.plain.fc.register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
@@ -160,6 +133,9 @@ def test_precision__bf16(data, tmp_path):
     (single,) = updates(ready(ask(data)), 1)
     assert loss == pytest.approx(single, rel=0.05) and loss != single
     assert train(ask(data, changes=dict(precision="bf16"), out=str(tmp_path / "run"))).progress.finished
+    prepared = ready(ask(data, changes=dict(channels_last=True)))
+    assert prepared.engine.plain.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert updates(prepared, 1) == pytest.approx([single], rel=1e-4)
 
 
 def test_precision__fp16_needs_a_gpu_unless_a_recipe_asks_for_it(data, tmp_path):
@@ -168,12 +144,6 @@ def test_precision__fp16_needs_a_gpu_unless_a_recipe_asks_for_it(data, tmp_path)
     assert not (tmp_path / "run").exists()
     train(ask(data, recipe="deit-300", out=str(tmp_path / "run")))
     assert config(tmp_path / "run")["broadsight"]["recipe"]["precision"] == "fp32"
-
-
-def test_channels_last(data):
-    prepared = ready(ask(data, changes=dict(channels_last=True)))
-    assert prepared.engine.plain.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert updates(prepared, 1) == pytest.approx(updates(ready(ask(data)), 1), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -194,11 +164,7 @@ def test_grey(data, tmp_path):
     model = timm.create_model(f"local-dir:{out}", pretrained=True)
     assert model.conv1[0].weight.shape[1] == 1 and model.pretrained_cfg["mean"] in ((0.5,), [0.5])
     assert config(out)["pretrained_cfg"]["input_size"] == [1, 32, 32]
-
-
-def test_grey__teacher_of_grey_images(data, tmp_path):
-    train(ask(data, model_args=dict(in_chans=1), out=str(tmp_path / "teacher")))
-    changes = dict(distill="hard", teacher=str(tmp_path / "teacher"))
+    changes = dict(distill="hard", teacher=str(out))
     losses = updates(ready(ask(data, model_args=dict(in_chans=1), changes=changes)), 1)
     assert losses[0] > 0
 
@@ -210,14 +176,11 @@ def test_size__chosen_by_the_images(tmp_path, side, expected):
     assert (recipe.image_size, recipe.eval_size) == (expected, expected)
 
 
-def test_size__of_scenes_and_of_vits():
+def test_size__of_scenes_of_vits_and_of_broken_images(tmp_path):
     recipe = ready(ask("scenes:8", changes=dict(image_size=None, batch_size=2))).engine.recipe
     assert recipe.image_size == 64
     model = ready(ask("scenes:8", model="test_vit", changes=dict(image_size=48, batch_size=2))).engine.plain
     assert model.pos_embed.shape[1] == 1 + 9
-
-
-def test_size__all_images_broken(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         for number in range(3):
@@ -229,18 +192,14 @@ def test_size__all_images_broken(tmp_path):
 # ---- the batch of a recipe that adapts
 
 
-def test_fit_batch(data):
+def test_fit_batch(data, colours):
     changes = dict(epochs=1, image_size=32)
     fitted = ready(replace(ask(data), set=changes))
     assert fitted.engine.recipe.batch_size == 18 // 4
     assert any("batch of 4 instead of 64, since there are 18 training images" in note for note in fitted.notes)
     assert ready(ask(data, changes=dict(batch_size=16))).engine.recipe.batch_size == 16
-
-
-def test_fit_batch__is_even_where_images_are_mixed(colours):
-    changes = dict(epochs=1, image_size=32, mixup=0.5)  # 15 images to train on, a quarter of which are 3
-    work = ready(replace(ask(colours), set=changes)).engine.work
-    assert work.batch % 2 == 0
+    # Even where images are mixed: 15 images to train on, a quarter of which are 3
+    assert ready(replace(ask(colours), set=changes | dict(mixup=0.5))).engine.work.batch % 2 == 0
 
 
 @pytest.mark.parametrize("size", ["image_size", "eval_size"])
@@ -260,10 +219,7 @@ def test_init__from_a_run_or_a_file(data, tmp_path):
     for source in (folder, folder / "model.safetensors", tmp_path / "weights.pth"):
         found = ready(ask(data, init=str(source))).engine.plain.state_dict()
         assert all(torch.equal(value, found[name]) for name, value in model.state_dict().items())
-
-
-def test_init__makes_it_finetuning_without_timms_weights(data, tmp_path):
-    folder, _ = leave_run(tmp_path / "earlier")
+    # It is fine-tuning without timm's weights
     recipe = ready(ask(data, init=str(folder), recipe=None)).engine.recipe
     assert recipe.layer_decay == 0.75 and recipe.pretrained is False
 
@@ -285,20 +241,19 @@ def test_init__of_other_classes_keeps_the_backbone(data, colours, tmp_path, opti
 
 def test_init__refused(data, tmp_path):
     folder, _ = leave_run(tmp_path / "vit", "test_vit")
+    (tmp_path / "empty").mkdir()
+    torch.save([1, 2], tmp_path / "list.pth")
     before = files_in(tmp_path)
     said = refusal(lambda: ready(ask(data, init=str(folder), out=str(tmp_path / "run"))))
     assert "holds weights of another model" in said and "missing" in said
-    (tmp_path / "empty").mkdir()
     said = refusal(lambda: ready(ask(data, init=str(tmp_path / "empty"))), FileNotFoundError)
     assert "holds no model.safetensors; give a run folder or a file of weights" in said
     said = refusal(lambda: ready(ask(data, init=str(tmp_path / "nowhere"))), FileNotFoundError)
     assert "nowhere is not a file" in said and "released" not in said
-    torch.save([1, 2], tmp_path / "list.pth")
-    assert "holds no weights; expected tensors by name" in refusal(
-        lambda: load_given(timm.create_model("test_resnet"), str(tmp_path / "list.pth"))
-    )
-    shutil.rmtree(tmp_path / "empty")
-    (tmp_path / "list.pth").unlink()
+    said = refusal(lambda: load_given(timm.create_model("test_resnet"), str(tmp_path / "list.pth")))
+    assert "holds no weights; expected tensors by name" in said
+    place = ask(data, model=f"local-dir:{folder}", out=str(tmp_path / "run"))  # which no config.json can name
+    assert "--init" in refusal(lambda: ready(place))
     assert files_in(tmp_path) == before
 
 
@@ -311,19 +266,13 @@ def test_pretrained__without_model(data, monkeypatch):
 # ---- poolings that cannot learn as they are
 
 
-def test_pool__light_is_refused_before_anything_is_written(data, tmp_path):
+def test_pool__light_is_refused_and_groups_get_distillation_tokens(data, tmp_path):
     """A light model only infers: what to do is known before the first image."""
-    before = files_in(tmp_path)
-    refusal(lambda: train(ask(data, pool="map-light", pool_args=SMALL_POOL, out=str(tmp_path / "run"))))
-    assert files_in(tmp_path) == before
-
-
-@pytest.mark.parametrize("pool", ["ga", "cap"])
-def test_pool__of_groups_gets_distillation_tokens(data, tmp_path, pool):
-    teacher = str(leave_run(tmp_path / "teacher")[0])
-    small = dict(groups=2, dim=24) if pool == "ga" else dict(heads=1)
-    changes = dict(distill="hard", teacher=teacher)
-    assert updates(ready(ask(data, pool=pool, pool_args=small, changes=changes)), 1)
+    light = ask(data, pool="map-light", pool_args=SMALL_POOL, out=str(tmp_path / "run"))
+    assert "map-light only infers" in refusal(lambda: train(light)) and not (tmp_path / "run").exists()
+    changes = dict(distill="hard", teacher=str(leave_run(tmp_path / "teacher")[0]))
+    for pool, small in dict(ga=dict(groups=2, dim=24), cap=dict(heads=1)).items():
+        assert updates(ready(ask(data, pool=pool, pool_args=small, changes=changes)), 1)
 
 
 # ---- where a run goes

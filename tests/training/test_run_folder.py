@@ -23,7 +23,7 @@ from broadsight.training.objectives.classification import Classification
 from broadsight.training.run import train
 from broadsight.training.run_folder import RunFolder, is_run, quiet_tensorboard
 
-from .runs import QUICK, again, kill, left_by, small
+from .runs import QUICK, again, kill, left_by, lines_of, small
 
 POOL_ARGS = dict(groups=2, dim=16, pool_options=dict(heads=2))
 MODELS = {
@@ -61,29 +61,36 @@ def two_epochs(images, tmp_path_factory):
     return folder
 
 
-def test_files(two_epochs):
+def test_files_and_metrics(two_epochs):
     names = sorted(path.name for path in two_epochs.iterdir() if not path.name.startswith("."))
     assert names == ["config.json", "events", "last", "metrics.jsonl", "model.safetensors", "previous"]
     assert [path.name for path in (two_epochs / "last").iterdir()] == ["update-000000006-evaluated"]
     assert [path.name for path in (two_epochs / "previous").iterdir()] == ["update-000000006"]
     assert is_run(two_epochs) and not is_run(two_epochs / "last")
+    lines = [json.loads(line) for line in (two_epochs / "metrics.jsonl").read_text().splitlines()]
+    steps, ends = (("updates", 2, 1), ("updates", 3, 1)), (("updates", 4, 2), ("updates", 6, 2))
+    places = [(line["kind"], line["updates"], line["epoch"]) for line in lines]
+    assert places == [*steps, ("epoch", 3, 1), *ends, ("epoch", 6, 2)]
+    figures = {"train_loss", "train_top1", "val_loss", "val_top1", "best", "best_epoch", "skipped"}
+    names = {"updates": {"loss", "lr"}, "epoch": figures}
+    assert all(line.keys() == {"kind", "updates", "epoch"} | names[line["kind"]] for line in lines)
+    assert lines[2]["train_loss"] == pytest.approx((2 * lines[0]["loss"] + lines[1]["loss"]) / 3)
 
 
 def test_config(runs, images):
     config = json.loads((runs("map") / "config.json").read_text())
-    assert (config["architecture"], config["num_classes"], config["label_names"]) == ("edited", 4, list("abcd"))
-    assert config["model_args"] == dict(backbone="test_resnet", pool="map", pool_args=POOL_ARGS)
+    expected = dict(architecture="edited", num_classes=4, label_names=list("abcd"))
+    expected["model_args"] = dict(backbone="test_resnet", pool="map", pool_args=POOL_ARGS)
+    assert config.items() >= expected.items()
     assert config["pretrained_cfg"]["input_size"] == [3, 32, 32] and config["pretrained_cfg"]["num_classes"] == 4
     record = config["broadsight"]
-    assert record["task"] == "classify"
-    settings = record["settings"]
-    assert settings["data"] == str(images) and settings["model"] == "test_resnet" and settings["recipe"] == "quick"
-    assert settings["seed"] == record["seed"] == 7 and settings["log_every"] == 2
+    expected = dict(data=str(images), model="test_resnet", recipe="quick", seed=7, log_every=2)
+    assert record["settings"].items() >= expected.items()
     expected = QUICK | dict(epochs=1, eval_size=32, optimizer="adamw", lr=1e-3, scale=[0.5, 1.0])
-    assert {name: record["recipe"][name] for name in expected} == expected
+    assert record["recipe"].items() >= expected.items()
     assert record["data"]["counts"] == dict(train=24, val=8) and record["data"]["fingerprint"]
-    assert record["command"] == "broadsight train map"
-    assert (record["processes"], record["threads"], record["device"]) == (1, 1, "cpu")
+    how = dict(command="broadsight train map", processes=1, threads=1, device="cpu")
+    assert record.items() >= (how | dict(task="classify", seed=7)).items()
     versions = record["versions"]
     assert torch.__version__.startswith(versions["torch"]) and versions["timm"] == timm.__version__
     assert __version__ in versions.values()
@@ -93,34 +100,25 @@ def test_config(runs, images):
     assert record["parameters"] == sum(v.numel() for k, v in weights.items() if not k.endswith(buffers))
 
 
+@pytest.mark.parametrize("classes", [4, 7])
 @pytest.mark.parametrize("name", MODELS)
-def test_timm_loads_the_best_weights(name, runs):
+def test_timm_loads_the_best_weights(name, classes, runs):
+    """With other classes all but the classifier's, which is new."""
     folder = runs(name)
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    expected = load_file(folder / "model.safetensors")
-    own = model.state_dict()
-    assert own.keys() == expected.keys()
-    assert all(torch.equal(own[key], value) for key, value in expected.items())
-    size = model.pretrained_cfg["input_size"]
-    assert model.num_classes == 4 and model(torch.randn(2, *size)).shape == (2, 4)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_timm_loads_the_best_weights__other_classes(name, runs):
-    """All but the classifier's, which is new."""
-    folder = runs(name)
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=7).eval()
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True, **{4: {}, 7: dict(num_classes=7)}[classes]).eval()
     expected, own = load_file(folder / "model.safetensors"), model.state_dict()
     assert own.keys() == expected.keys()
     other = [key for key, value in expected.items() if own[key].shape != value.shape]
-    assert other and all(torch.equal(own[key], value) for key, value in expected.items() if key not in other)
+    assert bool(other) == (classes == 7)
+    assert all(torch.equal(own[key], value) for key, value in expected.items() if key not in other)
     ends = model.pretrained_cfg["classifier"]
     ends = (ends,) if isinstance(ends, str) else tuple(ends)
     assert all(key.startswith(tuple(f"{end}." for end in ends)) for key in other)
-    assert model(torch.randn(2, *model.pretrained_cfg["input_size"])).shape == (2, 7)
+    assert model.num_classes == classes
+    assert model(torch.randn(2, *model.pretrained_cfg["input_size"])).shape == (2, classes)
 
 
-def test_timm_predicts_as_the_run_evaluated(runs, images):
+def test_timm_predicts_as_the_run_evaluated__and_another_run_begins_from_it(runs, images, tmp_path):
     """The transforms that timm reads from the folder, and its weights: the accuracy that the run reports."""
     folder = runs("grey")
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -131,28 +129,12 @@ def test_timm_predicts_as_the_run_evaluated(runs, images):
             image = transform(Image.open(path).convert("L"))
             assert image.shape == (1, 48, 48)
             right.append(int(model(image[None]).argmax()) == label)
-    (line,) = [line for line in RunFolder(folder).metrics() if line["kind"] == "epoch"]
+    (line,) = lines_of(folder, "epoch")
     assert 100 * sum(right) / len(right) == line["val_top1"]
-
-
-def test_timm_loads__begin_another_run(runs, images, tmp_path):
-    """A run folder is something to begin from, and the first weights are its."""
     still = dict(lr=1e-30, min_lr=0, warmup_epochs=0, epochs=1)
     train(small(images, tmp_path / "run", model="test_vit", init=str(runs("plain")), changes=still))
     before, after = load_file(runs("plain") / "model.safetensors"), load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(before[name], value) for name, value in after.items())
-
-
-def test_metrics(two_epochs):
-    lines = [json.loads(line) for line in (two_epochs / "metrics.jsonl").read_text().splitlines()]
-    steps, ends = (("updates", 2, 1), ("updates", 3, 1)), (("updates", 4, 2), ("updates", 6, 2))
-    places = [(line["kind"], line["updates"], line["epoch"]) for line in lines]
-    assert places == [*steps, ("epoch", 3, 1), *ends, ("epoch", 6, 2)]
-    assert all(line.keys() == {"kind", "updates", "epoch", "loss", "lr"} for line in lines if line["kind"] == "updates")
-    figures = {"train_loss", "train_top1", "val_loss", "val_top1", "best", "best_epoch", "skipped"}
-    assert all(line.keys() == {"kind", "updates", "epoch"} | figures for line in lines if line["kind"] == "epoch")
-    first = lines[2]
-    assert first["train_loss"] == pytest.approx((2 * lines[0]["loss"] + lines[1]["loss"]) / 3)
 
 
 def expected_events(folder):
@@ -172,11 +154,14 @@ def shown_events(folder):
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
 
 
-def test_events__the_values_of_the_metrics(two_epochs):
+def test_events__the_values_of_the_metrics(two_epochs, tmp_path):
     shown = shown_events(two_epochs)
     speeds = shown.pop("images/per_second")
     assert [step for step, _ in speeds] == [2, 3, 4, 6] and all(value > 0 for _, value in speeds)
     assert shown == expected_events(two_epochs)
+    folder = shutil.copytree(two_epochs, tmp_path / "run")  # and resumed, though it is finished
+    train(replace(again(folder), resume=True))
+    assert shown_events(folder) == shown_events(two_epochs)
 
 
 @pytest.mark.parametrize(("call", "minutes"), [(3, 10), (3, 0), (5, 0), (6, 10)])
@@ -194,12 +179,6 @@ def test_events__after_a_kill(call, minutes, images, two_epochs, tmp_path):
     assert shown == expected_events(two_epochs)
 
 
-def test_events__finished_and_resumed(two_epochs, tmp_path):
-    folder = shutil.copytree(two_epochs, tmp_path / "run")
-    train(replace(again(folder), resume=True))
-    assert shown_events(folder) == shown_events(two_epochs)
-
-
 # --- Images that cannot be read ------------------------------------------------------------------------------------
 
 
@@ -212,9 +191,9 @@ def test_skipped(images, tmp_path, capsys):
     assert len(skipped) == 2 and all(reason for reason in skipped.values())
     assert [any(name.endswith(end) for name in skipped) for end in ("a/1.png", "b/0.png")] == [True, True]
     assert skipped == outcome.progress.skipped
-    assert [line["skipped"] for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "epoch"] == [2, 2]
+    assert [line["skipped"] for line in lines_of(tmp_path / "run", "epoch")] == [2, 2]
     assert "2 images skipped" in capsys.readouterr().err
-    top1 = [line["val_top1"] for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "epoch"]
+    top1 = [line["val_top1"] for line in lines_of(tmp_path / "run", "epoch")]
     assert all(value * 7 / 100 == pytest.approx(round(value * 7 / 100)) for value in top1)  # of seven that can be read
 
     request = small(data, tmp_path / "killed", checkpoint_minutes=0)
@@ -256,6 +235,8 @@ def test_curves__a_image(drawn, tmp_path):
         image.verify()
         assert image.format == "PNG" and image.width > 2 * image.height > 400
     assert not list(tmp_path.glob(".*"))
+    run_folder.draw_curves(LINES[:1], tmp_path / "begun.png")  # no epoch yet
+    Image.open(tmp_path / "begun.png").verify()
 
 
 def test_curves__not_too_often(tmp_path, monkeypatch):
@@ -271,11 +252,6 @@ def test_curves__not_too_often(tmp_path, monkeypatch):
     now[0] += 61
     folder.draw(at_most_every=60)
     assert len(calls) == 3
-
-
-def test_curves__no_epoch_yet(drawn, tmp_path):
-    run_folder.draw_curves(LINES[:1], tmp_path / "curves.png")
-    Image.open(tmp_path / "curves.png").verify()
 
 
 def test_metrics__continued_after_so_many_bytes(tmp_path):
@@ -300,7 +276,7 @@ def test_metrics__continued_after_so_many_bytes(tmp_path):
     assert folder.metrics() == LINES[:3]
 
 
-def test_other_processes_write_nothing(tmp_path):
+def test_other_processes_write_nothing__and_a_damaged_config_is_refused(tmp_path):
     folder = RunFolder(tmp_path / "run", writing=False)
     folder.create({})
     folder.open_logs(0, 0)
@@ -310,9 +286,6 @@ def test_other_processes_write_nothing(tmp_path):
     folder.draw()
     folder.close()
     assert not (tmp_path / "run").exists()
-
-
-def test_config__damaged(tmp_path):
     (tmp_path / "config.json").write_text('{"a": ')
     with pytest.raises(ValueError, match=r"config.json is damaged .*; it cannot be continued"):
         RunFolder(tmp_path).config()

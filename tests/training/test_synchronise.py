@@ -170,14 +170,10 @@ def test_model_on_two_processes_is_that_on_the_whole_batch(name, ranks):
     check(learn(model, batches, weight), found_by(ranks, name), rtol=1e-6, atol=1e-8)
 
 
-def test_processes_that_do_not_share_have_other_results(ranks):
-    # Or the tests above would prove nothing.
-    model, batches, weight, parts = norm_case("images")
+def test_processes_that_do_not_share_have_other_results__and_mixed_precision_keeps_statistics(ranks):
+    model, batches, weight, parts = norm_case("images")  # or the tests above would prove nothing
     alone = learn(model, batches, weight, parts[0])
     assert not torch.allclose(alone["outputs"][0], ranks[0]["images"]["outputs"][0], rtol=1e-3)
-
-
-def test_statistics_stay_precise_in_mixed_precision(ranks):
     expected = low_precision(synchronised=False)
     for part in found_by(ranks, "low precision"):
         torch.testing.assert_close(part["output"], expected["output"], rtol=2e-2, atol=2e-2)  # the dtype too
@@ -205,25 +201,17 @@ def test_every_norm_of_a_model_is_replaced(name):
     assert {parameter.data_ptr() for parameter in model.parameters()} == pointers
 
 
-def test_synchronise_twice_is_synchronise_once():
+def test_what_is_replaced_and_what_stays():
     model = synchronise(timm.create_model("test_resnet"))
     before = list(model.modules())
-    assert all(a is b for a, b in zip(synchronise(model).modules(), before, strict=True))
-
-
-def test_a_norm_used_in_two_places_is_replaced_in_both():
-    norm = nn.BatchNorm2d(3)
+    assert all(a is b for a, b in zip(synchronise(model).modules(), before, strict=True))  # once
+    norm = nn.BatchNorm2d(3)  # used in two places
     model = synchronise(nn.ModuleDict({"a": norm, "b": norm, "c": nn.Sequential(norm)}))
     assert model["a"] is model["b"] is model["c"][0] and isinstance(model["a"], SharedBatchNorm)
-
-
-def test_what_norms_by_itself_is_left_alone():
     model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), nn.GroupNorm(1, 3), nn.LayerNorm(3))
     kinds = [type(module) for module in model]
     assert [type(module) for module in synchronise(model)] == kinds
-
-
-def test_mode_and_frozen_parameters_stay__and_ddp_takes_it_on_cpus():
+    # Mode and frozen parameters stay, and DistributedDataParallel takes it on CPUs
     shared = SharedBatchNorm(nn.BatchNorm2d(3).eval().requires_grad_(False))
     assert not shared.training and not any(parameter.requires_grad for parameter in shared.parameters())
     assert not isinstance(shared, nn.SyncBatchNorm)

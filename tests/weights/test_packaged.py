@@ -5,10 +5,9 @@ from collections import OrderedDict
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
 
 from broadsight.weights import packaged as packaged_weights
-from broadsight.weights.packaged import load_packaged, packaged_names, write_packaged
+from broadsight.weights.packaged import load_packaged
 from tests.refusals import refused
 
 NAME = "tf_efficientnet_lite0"
@@ -45,6 +44,7 @@ def test_load_packaged__by_order(model, package):
     package(released(model))
     ours = load_packaged(NAME).eval()
     loaded = ours.state_dict()
+    assert loaded.keys() == model.state_dict().keys()
     for key, value in model.state_dict().items():
         assert torch.equal(loaded[key], value), key
     config = ours.pretrained_cfg
@@ -64,32 +64,17 @@ def test_load_packaged__other_classes_and_grey(model, package):
         )
 
 
-def test_write_packaged__what_timm_loads(model, package, tmp_path):
-    package(released(model))
-    path = write_packaged(NAME, tmp_path / "lite0.safetensors")
-    weights = load_file(path)
-    assert weights.keys() == model.state_dict().keys()
-    assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items() if "num_" not in key)
-    refused(r"lite0\.pth; expected a name ending in \.safetensors", write_packaged, NAME, tmp_path / "lite0.pth")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere; create it first"):
-        write_packaged(NAME, tmp_path / "nowhere" / "lite0.safetensors")
-
-
 def test_load_packaged__another_model(model, package):
     weights = released(model)
     first, second = list(weights)[:2]
     package({**weights, second: weights[second][:-1]})
-    with pytest.raises(RuntimeError, match=r"is not of tf_efficientnet_lite0: _part1\.weight \(31,\) stands where bn1"):
-        load_packaged(NAME)
+    words = r"is not of tf_efficientnet_lite0: _part1\.weight \(31,\) stands where bn1"
+    refused(words, load_packaged, NAME, error=RuntimeError)
     package({key: value for key, value in weights.items() if key != first})
     refused(r"weights\.pth holds 246 tensors; tf_efficientnet_lite0 has 247$", load_packaged, NAME, error=RuntimeError)
     bias = list(weights)[2]  # of the same shape as the weight before it
-    swapped = {{second: bias, bias: second}.get(key, key): value for key, value in weights.items()}
-    package(swapped)
+    package({{second: bias, bias: second}.get(key, key): value for key, value in weights.items()})
     refused(r"_part2\.bias \(32,\) stands where bn1\.weight \(32,\) should", load_packaged, NAME, error=RuntimeError)
-
-
-def test_load_packaged__nothing_is_unpickled(package):
     package({"weight": timm.create_model})
     refused("which could run code", load_packaged, NAME, error=RuntimeError)
 
@@ -105,7 +90,7 @@ def test_load_packaged__no_package(package, monkeypatch):
 
 @pytest.mark.parametrize(("name", "label", "logit"), [(NAME, 782, 3.26997), ("tf_efficientnet_lite1", 149, 4.23067)])
 def test_load_packaged__the_real_packages(name, label, logit):
-    assert name in packaged_names()
+    assert name in packaged_weights.PACKAGES
     try:
         model = load_packaged(name).eval()
     except ModuleNotFoundError as error:

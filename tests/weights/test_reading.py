@@ -63,11 +63,11 @@ def test_given_weights__what_is_not_of_finite_real_numbers_is_refused_by_name(mo
     assert all(torch.equal(value, own[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["complex", "integer", "boolean", "not a number", "infinite once cast"])
-def test_safetensors__the_same(model, tmp_path, kind):
+def test_safetensors__the_same(model, tmp_path):
     path = tmp_path / "given.safetensors"
-    save_file(damaged(model.state_dict(), "fc.bias", kind), path)
-    assert "'fc.bias'" in refusal(lambda: load_given(model, path))
+    for kind in ("complex", "integer", "boolean", "not a number", "infinite once cast"):
+        save_file(damaged(model.state_dict(), "fc.bias", kind), path)
+        assert "'fc.bias'" in refusal(lambda: load_given(model, path))
 
 
 def test_integers_and_masks__where_the_model_has_them(tmp_path):
@@ -114,17 +114,15 @@ def test_convert__writes_no_more_than_the_file_holds(tmp_path):
     whole = torch.zeros(100_000)
     torch.save({f"w{number}": whole for number in range(100)}, source)
     refused("would take 40,000,000 bytes", convert_release, source, target, error=RuntimeError)
-    torch.save({"w": whole[:10]}, source)  # a part of a large memory
-    assert convert_release(source, target).stat().st_size < 1000
-
-
-def test_compressed_archive__is_refused_before_it_grows(tmp_path):
-    torch.save({"w": torch.zeros(1_000_000)}, tmp_path / "x.pth")
+    # A compressed archive is refused before it grows
+    torch.save({"w": torch.zeros(1_000_000)}, source)
     packed = zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED)
-    with zipfile.ZipFile(tmp_path / "x.pth") as plain, packed:
+    with zipfile.ZipFile(source) as plain, packed:
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
-    refused("is compressed", convert_release, tmp_path / "small.pth", tmp_path / "x.safetensors", error=RuntimeError)
+    refused("is compressed", convert_release, tmp_path / "small.pth", target, error=RuntimeError)
+    torch.save({"w": whole[:10]}, source)  # a part of a large memory
+    assert convert_release(source, target).stat().st_size < 1000
 
 
 def test_packaged_weights__are_looked_at_too(tmp_path, monkeypatch):
@@ -134,7 +132,7 @@ def test_packaged_weights__are_looked_at_too(tmp_path, monkeypatch):
     refused(r"'bn1.running_var' in .*not finite", packaged_weights, "tf_efficientnet_lite0", error=RuntimeError)
 
 
-@pytest.mark.parametrize("content", [{1: torch.zeros(2)}, [torch.zeros(2)], {"a": 1}, {"state_dict": {None: 1}}])
-def test_names__are_text(model, tmp_path, content):
-    torch.save(content, tmp_path / "x.pth")
-    assert "expected tensors by name" in refusal(lambda: load_given(model, tmp_path / "x.pth"))
+def test_names__are_text(model, tmp_path):
+    for content in ({1: torch.zeros(2)}, [torch.zeros(2)], {"a": 1}, {"state_dict": {None: 1}}):
+        torch.save(content, tmp_path / "x.pth")
+        assert "expected tensors by name" in refusal(lambda: load_given(model, tmp_path / "x.pth"))

@@ -17,7 +17,6 @@ from broadsight.weights.released_map import (
     model_to_release,
     pool_from_release,
     pool_to_release,
-    without_module_prefix,
 )
 from broadsight.weights.released_stvit import released_tensors
 from tests.compare import assert_close, randomize
@@ -99,12 +98,8 @@ def test_pool__any_subset_is_translated():
     assert translated.keys() == {name for name in everything if "attention" in name}
     assert all(value.shape == everything[name].shape for name, value in translated.items())
     assert pool_to_release(pool, {}) == {}
-
-
-def test_pool__translated_tensors_are_copies():
-    pool = small_pool()
     before = deepcopy(pool.state_dict())
-    for value in pool_to_release(pool, pool.state_dict()).values():
+    for value in everything.values():  # copies
         value.zero_()
     assert_same(pool.state_dict(), before)
 
@@ -118,9 +113,6 @@ def test_pool__what_the_release_does_not_know():
     refused(r"^'merge' is not a tensor of this module; ", pool_to_release, pool, {"merge": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"^'merge.weight' has shape \(20, 12\); expected \(12, 20\)$"):
         pool_to_release(pool, {"merge.weight": pool.state_dict()["merge.weight"].mT})
-
-
-def test_pool__fused_is_refused():
     pool = small_pool().eval()
     released = pool_to_release(pool, pool.state_dict())
     refused("has no counterpart in the release", pool_from_release, broadsight.fuse(pool), released, error=RuntimeError)
@@ -131,18 +123,14 @@ def test_pool__counts_are_optional_and_may_differ():
     released = pool_to_release(pool, pool.state_dict())
     counts = [name for name in released if name.endswith("num_batches_tracked")]
     assert len(counts) == 1 + 2 * SMALL["groups"]
-    for i, name in enumerate(counts):
-        released[name] = torch.tensor(10 + i)
+    released |= {name: torch.tensor(10 + i) for i, name in enumerate(counts)}
     loaded = pool_from_release(pool, released)
-    for ours, theirs in [
-        ("merge.norm", "mmcap.multi_scale.concat_conv.1"),
-        ("gram.reduce_norm", "mmcap.mmcap.0.gram_token_extraction.ch_reduction.1"),
-        ("gram.embed_norm", "mmcap.mmcap.0.gram_token_extraction.bp_reduction.1"),
-    ]:
+    gram = "mmcap.mmcap.0.gram_token_extraction"
+    names = {"merge.norm": "mmcap.multi_scale.concat_conv.1", "gram.reduce_norm": f"{gram}.ch_reduction.1"}
+    for ours, theirs in (names | {"gram.embed_norm": f"{gram}.bp_reduction.1"}).items():
         assert loaded[f"{ours}.num_batches_tracked"] == released[f"{theirs}.num_batches_tracked"]
-    for name in counts:
-        del released[name]
-    assert_same(pool_from_release(pool, released), pool.state_dict())
+    without = {name: value for name, value in released.items() if name not in counts}
+    assert_same(pool_from_release(pool, without), pool.state_dict())
 
 
 def test_pool__cap_names(golden):
@@ -158,23 +146,13 @@ def test_pool__cap_names(golden):
     mapped = pool_to_release(pool, ours)
     assert "mmcap.mmcap.0.x_cls" in mapped and "heads.0.weight" in mapped
     assert_same(pool_from_release(pool, mapped), ours)
-    with pytest.raises(RuntimeError, match=r"^'fc\.weight' is missing; "):
-        pool_from_release(pool, {name: value for name, value in released.items() if name != "fc.weight"})
-    with pytest.raises(RuntimeError, match=r"^'heads\.0\.bias' and 18 more is unexpected; "):
-        pool_from_release(pool, released | mapped)
-
-
-def test_pool__cap_names_are_for_one_group_of_the_last_map():
-    pool = small_pool(gram=False)
-    with pytest.raises(RuntimeError, match=r"^'mmcap\..*' and \d+ more is missing; "):
-        pool_from_release(pool, {"pool.x_cls": torch.zeros(1, 2, 12)})
-
-
-def test_module_prefix__is_taken_off_if_all_have_it():
-    one, other = torch.zeros(1), torch.ones(1)
-    assert without_module_prefix({"module.a": one, "module.b": other}) == {"a": one, "b": other}
-    assert without_module_prefix({"module.a": one, "b": other}) == {"module.a": one, "b": other}
-    assert without_module_prefix({}) == {}
+    less = {name: value for name, value in released.items() if name != "fc.weight"}
+    more = released | mapped
+    refused(r"^'fc\.weight' is missing; ", pool_from_release, pool, less, error=RuntimeError)
+    refused(r"^'heads\.0\.bias' and 18 more is unexpected; ", pool_from_release, pool, more, error=RuntimeError)
+    several = small_pool(gram=False)  # the names of CAP are for one group of the last map
+    words = r"^'mmcap\..*' and \d+ more is missing; "
+    refused(words, pool_from_release, several, {"pool.x_cls": torch.zeros(1, 2, 12)}, error=RuntimeError)
 
 
 # ---- names of whole models
@@ -187,13 +165,10 @@ def key_list(architecture: str) -> dict[str, dict]:
 
 @pytest.mark.parametrize("architecture", [name for name in MODELS if name != "map_faster_vit_3"])
 def test_names__backbone_exactly(architecture):
-    names = {
-        released: entry["timm"] for released, entry in key_list(architecture).items() if entry["part"] == "backbone"
-    }
+    entries = key_list(architecture).items()
+    names = {entry["timm"]: released for released, entry in entries if entry["part"] == "backbone"}
     assert len(names) > 100
-    assert {timm_name: MODELS[architecture].backbone(timm_name) for timm_name in names.values()} == {
-        timm_name: released for released, timm_name in names.items()
-    }
+    assert {name: MODELS[architecture].backbone(name) for name in names} == names
 
 
 def test_names__faster_vit_keeps_its_own():
@@ -229,17 +204,12 @@ def test_names__registered_model_exactly(architecture):
     with torch.device("meta"):
         model = timm.create_model(architecture)
     got = released_tensors(model, model.state_dict())
-    expected = {name: entry for name, entry in key_list(architecture).items() if not name.endswith("bp_index")}
-    assert {name: (list(value.shape), str(value.dtype)) for name, value in got.items()} == {
-        name: (entry["shape"], f"torch.{entry['dtype']}") for name, entry in expected.items()
-    }
+    entries = {name: entry for name, entry in key_list(architecture).items() if not name.endswith("bp_index")}
+    expected = {name: (entry["shape"], f"torch.{entry['dtype']}") for name, entry in entries.items()}
+    assert {name: (list(value.shape), str(value.dtype)) for name, value in got.items()} == expected
 
 
 # ---- whole models
-
-
-def synthesized_checkpoint(architecture: str) -> Weights:
-    return checkpoint(AUTHORS_NAMES.get(architecture, architecture))
 
 
 LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("map_convnext_tiny", "map_maxvit_tiny")]
@@ -251,7 +221,7 @@ def test_model__gives_the_authors_outputs(golden, architecture, monkeypatch):
     name = AUTHORS_NAMES.get(architecture, architecture).removeprefix("map_")
     expected = {name: value.double() for name, value in golden(f"map_full_{name}")[0].items()}
     model = timm.create_model(architecture).eval().double()
-    broadsight.load_release(model, synthesized_checkpoint(architecture))
+    broadsight.load_release(model, checkpoint(AUTHORS_NAMES.get(architecture, architecture)))
     maps: list[Tensor] = []
     merge_maps = model.head.merge_maps
     monkeypatch.setattr(model.head, "merge_maps", lambda features: merge_maps(maps.extend(features) or features))
@@ -276,7 +246,7 @@ def test_model__gives_the_authors_outputs(golden, architecture, monkeypatch):
 
 @pytest.mark.parametrize("architecture", ["map_mobilenetv1", "map_pit_s"])
 def test_model__names_there_and_back(architecture):
-    weights = synthesized_checkpoint(architecture)
+    weights = checkpoint(AUTHORS_NAMES.get(architecture, architecture))
     model = timm.create_model(architecture)
     broadsight.load_release(model, {f"module.{name}": value for name, value in weights.items()})
     constants = {name: value for name, value in weights.items() if name.endswith("bp_index")}
@@ -284,13 +254,13 @@ def test_model__names_there_and_back(architecture):
 
 
 def test_model__light_takes_the_full_checkpoint():
-    weights = synthesized_checkpoint("map_pit_s")
+    weights = checkpoint(AUTHORS_NAMES.get("map_pit_s", "map_pit_s"))
     light = broadsight.load_release(timm.create_model("map_pit_s").lighten(), weights)
     full = broadsight.load_release(timm.create_model("map_pit_s"), weights)
     assert light.state_dict().keys() < full.state_dict().keys()
     assert all(torch.equal(value, full.state_dict()[key]) for key, value in light.state_dict().items())
-    with pytest.raises(RuntimeError, match=r"^'headsmen' is unexpected; "):
-        broadsight.load_release(light, weights | {"headsmen": torch.zeros(1)})
+    strange = weights | {"headsmen": torch.zeros(1)}
+    refused(r"^'headsmen' is unexpected; ", broadsight.load_release, light, strange, error=RuntimeError)
 
 
 def test_model__without_a_release_is_refused():
@@ -332,6 +302,12 @@ def test_own_faster_vit__there_and_back():
     assert_same(got, {key: (own if key in buffers else loaded)[key] for key in own})
     broadsight.load_release(other, released | extra)
     assert_same(other.state_dict(), got)
+    # Without counts of a norm, or with other tensors
+    del released["patch_embed.1.num_batches_tracked"]
+    broadsight.load_release(model, released)
+    model.neck = nn.Linear(2, 2)
+    words = r"^'neck\.weight' and 1 more has no counterpart in the release; "
+    refused(words, model_from_release, "map_faster_vit_3", model, {}, error=RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -348,22 +324,8 @@ def test_own_faster_vit__there_and_back():
 )
 def test_own_faster_vit__refuses(name, value, expected):
     model = OwnModel()
-    released = model_to_release("map_faster_vit_3", model, model.state_dict())
-    if value is None:
-        del released[name]
-    else:
-        released[name] = value
+    released = model_to_release("map_faster_vit_3", model, model.state_dict()) | {name: value}
+    given = {f"module.{key}": value for key, value in released.items() if value is not None}
     before = deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="^" + re.escape(expected) + ".*nothing was loaded$"):
-        broadsight.load_release(model, {f"module.{key}": value for key, value in released.items()})
+    refused(f"^{re.escape(expected)}.*nothing was loaded$", broadsight.load_release, model, given, error=RuntimeError)
     assert_same(model.state_dict(), before)
-
-
-def test_own_faster_vit__without_norm_counts_or_with_other_tensors():
-    model = OwnModel()
-    released = model_to_release("map_faster_vit_3", model, model.state_dict())
-    del released["patch_embed.1.num_batches_tracked"]
-    broadsight.load_release(model, released)
-    model.neck = nn.Linear(2, 2)
-    words = r"^'neck\.weight' and 1 more has no counterpart in the release; "
-    refused(words, model_from_release, "map_faster_vit_3", model, {}, error=RuntimeError)

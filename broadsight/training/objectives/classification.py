@@ -22,7 +22,6 @@ class Classification(Work):
 
     Args:
         task: Images and labels -> loss and logits.
-        train, order, val: As for Work.
         mean, std: Normalise images whose values are between 0 and 1.
         comparable: Whether top-1 tells epochs apart; it does not where all validation images are of one class.
     """
@@ -59,7 +58,7 @@ class Classification(Work):
         images, labels = self._on_device(batch)
         images, target = self._augment(images, labels)
         result = self.task(images, target)
-        correct = None if self._augment.mixes else (result["output"].detach().argmax(-1) == labels).sum()
+        correct = (result["output"].detach().argmax(-1) == labels).sum() if self.counts_correct else None
         return Step(result["loss"], len(labels), correct)
 
     def _on_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -70,10 +69,10 @@ class Classification(Work):
         from torchmetrics.classification import MulticlassAccuracy
 
         options: dict[str, Any] = dict(num_classes=self.classes, average="micro", validate_args=False)
-        metrics: dict[str, Any] = {"val_loss": MeanMetric(), "val_top1": MulticlassAccuracy(**options)}
-        if self.classes > 5:
-            metrics["val_top5"] = MulticlassAccuracy(top_k=5, **options)
-        self._found, self._broken = {name: metric.to(self.device) for name, metric in metrics.items()}, 0
+        self._loss: Any = MeanMetric().to(self.device)
+        tops = {"val_top1": 1, "val_top5": 5} if self.classes > 5 else {"val_top1": 1}
+        self._tops = {name: MulticlassAccuracy(top_k=k, **options).to(self.device) for name, k in tops.items()}
+        self._broken = 0
 
     def _score(self, model: nn.Module, batch: Batch) -> int:
         images, labels = self._on_device(batch)
@@ -82,13 +81,13 @@ class Classification(Work):
         if not logits.isfinite().all():
             self._broken += 1
             return len(labels)
-        self._found["val_loss"].update(F.cross_entropy(logits, labels, reduction="none"))
-        for name in self._found.keys() - {"val_loss"}:
-            self._found[name].update(logits, labels)
+        self._loss.update(F.cross_entropy(logits, labels, reduction="none"))
+        for accuracy in self._tops.values():
+            accuracy.update(logits, labels)
         return len(labels)
 
     def _scores(self) -> dict[str, float | None]:
         if sum(gather_objects(self._broken)):  # torchmetrics would leave out such losses, and count the argmax of nan
-            return dict.fromkeys(self._found)
-        values = {name: float(metric.compute()) for name, metric in self._found.items()}
-        return {name: value if name == "val_loss" else 100 * value for name, value in values.items()}
+            return dict.fromkeys(("val_loss", *self._tops))
+        tops = {name: 100 * float(accuracy.compute()) for name, accuracy in self._tops.items()}
+        return {"val_loss": float(self._loss.compute()), **tops}

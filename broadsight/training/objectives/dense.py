@@ -1,15 +1,12 @@
 """Learning to detect, to segment or to find keypoints: the model's own losses, and its scores as COCO has them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from ...data.dense.loading import DenseBatch
-from ...data.loading import TrainOrder
 from ...dense.scoring import Scorer, known_or_none
 from ..processes import gather_objects
 from ..run_folder import CLASSES_JUDGED
@@ -21,32 +18,27 @@ class DenseWork(Work):
 
     Args:
         model: The model as it is trained: images and targets -> losses.
-        train, order, val: As for Work.
+        batches: As for Work.
         stacked: Images of a batch are of one size and go in as one tensor, with targets likewise.
     """
 
     unreadable = ValueError  # a mistake in the user's files
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        model: nn.Module,
-        train: DataLoader,
-        order: TrainOrder,
-        val: DataLoader,
-        scorer: Scorer,
-        *,
-        stacked: bool,
-    ):
-        super().__init__(accelerator, train, order, val)
+    def __init__(self, accelerator: Accelerator, model: nn.Module, scorer: Scorer, *batches: Any, stacked: bool):
+        super().__init__(accelerator, *batches)
         self.model, self.scorer, self.stacked, self.goal = model, scorer, stacked, f"val_{scorer.goal}"
+        self._begin_scores = scorer.reset
 
     def step(self, batch: DenseBatch) -> Step:
         """Sum of the losses of a training batch."""
         images: Any = [image.to(self.device, non_blocking=True).float() / 255 for image in batch.images]
-        targets = [self._moved(target) for target in batch.targets]
+        targets: Any = [self._moved(target) for target in batch.targets]
         if self.stacked:
-            images, targets = torch.stack(images), _stack(targets)
+            images = torch.stack(images)
+            if isinstance(targets[0], Tensor):  # masks
+                targets = torch.stack(targets)
+            else:
+                targets = tuple(torch.stack([target[key] for target in targets]) for key in ("heatmaps", "weights"))
         losses = self.model(images, targets)
         return Step(torch.stack(list(losses.values())).sum(), len(batch.images), None)
 
@@ -54,9 +46,6 @@ class DenseWork(Work):
         if isinstance(target, Tensor):
             return target.to(self.device, non_blocking=True)
         return {key: self._moved(value) for key, value in target.items() if isinstance(value, Tensor)}
-
-    def _begin_scores(self) -> None:
-        self.scorer.reset()
 
     def _score(self, model: nn.Module, batch: DenseBatch) -> int:
         with self.accelerator.autocast():
@@ -66,10 +55,3 @@ class DenseWork(Work):
         self.scorer.merge(gather_objects(self.scorer.state()))
         figures = {f"val_{name}": value for name, value in known_or_none(self.scorer.compute()).items()}
         return {**figures, CLASSES_JUDGED: self.scorer.coverage()[0]}  # over how many classes the means are
-
-
-def _stack(targets: Sequence[Any]) -> Any:
-    """Masks (B, H, W), or heat maps and weights of a batch of crops."""
-    if isinstance(targets[0], Tensor):
-        return torch.stack(list(targets))
-    return tuple(torch.stack([target[key] for target in targets]) for key in ("heatmaps", "weights"))

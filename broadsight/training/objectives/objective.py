@@ -37,8 +37,6 @@ class Failed(RuntimeError):
 class Work:
     """What is learned: batches in their order, what a pass over one computes, and how good the model is.
 
-    `updates` are those of an epoch, `batch` the images of one, `evaluations` the images of an evaluation.
-
     Args:
         train, order: Training batches, and what decides their order.
         val: Batches of evaluation.
@@ -49,11 +47,16 @@ class Work:
     counts_correct = False  # whether steps count correct answers
     stays_in_eval = False  # whether the model learns in eval mode
     unreadable: type[Exception] = Failed  # is raised for a batch that could not be prepared
+    # What a task defines
+    step: Any  # the Step over a batch
+    _begin_scores: Any  # forgets the batches of earlier evaluations
+    _score: Any  # adds a batch to the figures of a model; returns its number of images
+    _scores: Any  # the figures over all processes, None where one has no value
 
     def __init__(self, accelerator: Accelerator, train: DataLoader, order: TrainOrder, val: DataLoader):
         self.accelerator, self.device = accelerator, accelerator.device
         self.train, self.order, self.val = train, order, val
-        self.updates, self.batch, self.accumulate = order.updates, order.batch, order.accumulate
+        self.updates, self.batch, self.accumulate = order.updates, order.batch, order.accumulate  # of an epoch, update
         self.evaluations = len(val.dataset)  # ty: ignore[invalid-argument-type]
         self._batches: Iterator[Any] = iter(())
 
@@ -76,30 +79,17 @@ class Work:
             raise self.unreadable(batch.failure)
         return batch
 
-    def step(self, batch: Any) -> Step:
-        """Loss of a training batch."""
-        raise NotImplementedError
-
-    def keys(self, batch: Any) -> Sequence[Key]:
-        return batch.keys
-
     def names(self, keys: Sequence[Key]) -> list[str]:
         """Names of the images."""
         return [self.order.source.name(index) for _, _, index in keys]
 
-    def skipped(self, batch: Any) -> Mapping[str, str]:
-        return dict(batch.skipped)
-
     def evaluate(
-        self, model: nn.Module, seen: Callable[[int, str], None]
+        self, model: nn.Module, seen: Callable[[int], None]
     ) -> tuple[dict[str, float | None], Mapping[str, str]]:
-        """Metrics over all validation images of all processes, none counted twice.
+        """Metrics over all validation images of all processes, none counted twice; which images could not be read.
 
         Args:
-            seen: Called with the number of images after each batch, and what is being done.
-
-        Returns:
-            The metrics, None where one has no value, and which images could not be read.
+            seen: Called with the number of images after each batch.
         """
         skipped: dict[str, str] = {}
         count = 0
@@ -109,24 +99,12 @@ class Work:
                 skipped.update(self._readable(batch).skipped)
                 if len(batch.images):
                     count += self._score(model, batch)
-                    seen(len(batch.images) * self.order.processes, "evaluating")
+                    seen(len(batch.images) * self.order.processes)
         if not sum(gather_objects(count)):
             raise Failed(
                 f"none of the {self.evaluations} images to validate on can be read; see what is wrong with them"
             )
         return self._scores(), skipped
-
-    def _begin_scores(self) -> None:
-        """Forget earlier batches."""
-        raise NotImplementedError
-
-    def _score(self, model: nn.Module, batch: Any) -> int:
-        """Add a batch to the metrics; returns its number of images."""
-        raise NotImplementedError
-
-    def _scores(self) -> dict[str, float | None]:
-        """The metrics over all processes."""
-        raise NotImplementedError
 
 
 @dataclass

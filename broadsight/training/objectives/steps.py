@@ -4,7 +4,6 @@ A task takes images (B, C, H, W) and labels (B,) or soft targets (B, classes). I
 to minimise, the logits (B, classes) as "output", and the loss's parts.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -20,19 +19,14 @@ from ..recipes import Recipe
 
 
 def make_task(model: nn.Module, plain: nn.Module, recipe: Recipe, device: torch.device) -> TrainingTask:
-    """The task of a recipe.
-
-    Args:
-        model: The model as it is called in training, perhaps wrapped for several processes.
-        plain: The same model unwrapped.
-    """
+    """The task of a recipe, for a model as it is called in training, and without what wraps it."""
     groups, criterion = getattr(plain, "has_groups", False), LabelLoss(recipe.loss, recipe.smoothing)
     common: dict[str, Any] = dict(criterion=criterion, device=device, verbose=False)
     if recipe.distill == "none":
         return MultiTokenTask(model, recipe, device) if groups else ClassificationTask(model, **common)
     teacher, config = _teacher(recipe, plain).to(device), cast(Any, plain.pretrained_cfg)
     if groups:
-        return MultiTokenTask(model, recipe, device, teacher, (config["mean"], config["std"]))
+        return MultiTokenTask(model, recipe, device, teacher=teacher, normalization=(config["mean"], config["std"]))
     common |= dict(temperature=recipe.temperature, task_loss_weight=1 - recipe.alpha)
     if not hasattr(plain, "set_distilled_training"):
         return (LogitDistillationTask if recipe.distill == "soft" else HardDistillationTask)(model, teacher, **common)
@@ -54,27 +48,15 @@ class LabelLoss(nn.Module):
 
 
 class MultiTokenTask(TrainingTask):
-    """A model with groups of tokens and its loss; with a teacher, one that has distillation tokens.
+    """A model with groups of tokens and its loss; with a `teacher`, one that has distillation tokens."""
 
-    Args:
-        normalization: Mean and standard deviation of the images that the student takes.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        recipe: Recipe,
-        device: torch.device,
-        teacher: nn.Module | None = None,
-        normalization: tuple[Sequence[float], Sequence[float]] | None = None,
-    ):
+    def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, **teacher: Any):
         super().__init__(device=device, verbose=False)
         self.trainable_module = model
         options: dict[str, Any] = dict(intra=recipe.intra, inter=recipe.inter, smoothing=recipe.smoothing)
-        if teacher is not None:
-            options |= dict(alpha=recipe.alpha, kind=recipe.distill, temperature=recipe.temperature)
-            options |= dict(teacher=teacher, normalization=normalization)
-        kind = MultiTokenLoss if teacher is None else MultiTokenDistillationLoss
+        if teacher:
+            options |= dict(alpha=recipe.alpha, kind=recipe.distill, temperature=recipe.temperature, **teacher)
+        kind = MultiTokenDistillationLoss if teacher else MultiTokenLoss
         self.criterion = kind(recipe.loss, **options).to(device)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """The work of an engine that trains dense models, with models and data that are made up."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -11,30 +13,18 @@ from broadsight.training.engine import Failed
 from broadsight.training.objectives.dense import DenseWork
 
 
-class Data:
-    """So many images with names."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def name(self, index):
-        return f"image {index}"
-
-
 class Order:
     """What is known of an order without drawing one."""
 
-    updates, batch, accumulate, processes, source = 2, 4, 1, 1, Data(8)
+    updates, batch, accumulate, processes = 2, 4, 1, 1
+    source = SimpleNamespace(name="image {}".format)
 
     def start(self, epoch, first):
         self.started = epoch, first
 
 
 class Loader(list):
-    dataset = Data(3)
+    dataset = range(3)
     _iterator = None
 
 
@@ -86,7 +76,7 @@ def batch_of(count, target, size=(4, 6)):
 
 def work_for(train=(), val=(), stacked=False):
     scorer = Counting()
-    work = DenseWork(processes.connect("cpu"), Losses(), Loader(train), Order(), Loader(val), scorer, stacked=stacked)
+    work = DenseWork(processes.connect("cpu"), Losses(), scorer, Loader(train), Order(), Loader(val), stacked=stacked)
     return work, scorer
 
 
@@ -97,25 +87,23 @@ def test_step__is_the_sum_of_the_losses_of_images_from_0_to_1():
     assert (step.loss.item(), step.count, step.correct) == (10.0, 2, None)
     assert [image.unique().tolist() for image in work.model.images] == [[0.0], [pytest.approx(0.2)]]
     assert work.model.targets[0].keys() == {"boxes", "labels"}  # what is no tensor stays behind
-
-
-def test_step__stacks_masks_and_heat_maps():
-    work, _ = work_for(stacked=True)
-    work.step(batch_of(2, torch.ones(4, 6, dtype=torch.int64)))
-    assert (work.model.images.shape, work.model.targets.shape) == ((2, 3, 4, 6), (2, 4, 6))
-    work.step(batch_of(3, dict(heatmaps=torch.ones(5, 2, 2), weights=torch.ones(5), meta={})))
-    assert [x.shape for x in work.model.targets] == [(3, 5, 2, 2), (3, 5)]
+    stacking, _ = work_for(stacked=True)
+    stacking.step(batch_of(2, torch.ones(4, 6, dtype=torch.int64)))
+    assert (stacking.model.images.shape, stacking.model.targets.shape) == ((2, 3, 4, 6), (2, 4, 6))
+    stacking.step(batch_of(3, dict(heatmaps=torch.ones(5, 2, 2), weights=torch.ones(5), meta={})))
+    assert [x.shape for x in stacking.model.targets] == [(3, 5, 2, 2), (3, 5)]
 
 
 def test_evaluate__in_eval_mode_and_none_for_figures_that_are_undefined():
     batches = [batch_of(2, None), DenseBatch([], [], (), ()), batch_of(1, None)]
     work, scorer = work_for(val=batches)
     told = []
-    values, skipped = work.evaluate(nn.Linear(1, 1).train(), lambda count, _: told.append(count))
+    values, skipped = work.evaluate(nn.Linear(1, 1).train(), told.append)
     assert values == {"val_miou": 3.0, "val_macc": None, "val_classes": 2} and skipped == {"bad.png": "torn"}
     assert scorer.modes == [(False, True)] * 2 and told == [2, 1]
     assert (work.goal, work.evaluations) == ("val_miou", 3)
     assert work.evaluate(nn.Linear(1, 1), lambda *_: None)[0] == values  # begins anew
+    assert work.names(batches[0].keys) == ["image 0", "image 1"]
 
 
 def test_batches__a_failure_ends_the_run_with_its_own_words():
@@ -127,10 +115,3 @@ def test_batches__a_failure_ends_the_run_with_its_own_words():
     empty, _ = work_for(val=[DenseBatch([], [], (), (("a.png", "torn"),))])
     with pytest.raises(Failed, match="none of the 3 images to validate on can be read"):
         empty.evaluate(nn.Linear(1, 1), lambda *_: None)
-
-
-def test_names__of_a_batch():
-    work, _ = work_for()
-    batch = batch_of(2, None)
-    assert work.names(work.keys(batch)) == ["image 0", "image 1"]
-    assert work.skipped(batch) == {"bad.png": "torn"}

@@ -62,7 +62,7 @@ def test_dense__refused_and_nothing_left(place, given, reason, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_command_and_config(images, tmp_path, capsys):
+def test_command_config_and_recipe(images, tmp_path, capsys, monkeypatch):
     common = ["train", str(images), "--model", "test_vit", "--size", "32", "--out", str(tmp_path / "run")]
     (tmp_path / "options.yaml").write_text("model_args: [num_classes=7]\n")
     for options in (["--model-args", "num_classes=7"], ["--config", str(tmp_path / "options.yaml")]):
@@ -70,9 +70,6 @@ def test_command_and_config(images, tmp_path, capsys):
         said = capsys.readouterr().err
         assert said == "broadsight: --model-args num_classes=7; leave it out: the classes of DATA decide it\n"
     assert not (tmp_path / "run").exists()
-
-
-def test_recipe(images, tmp_path, monkeypatch):
     entry = find("scenes")
     monkeypatch.setattr("broadsight.training.recipes.find", lambda name: entry)
     monkeypatch.setitem(entry.model_args, "num_classes", 7)
