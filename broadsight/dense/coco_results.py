@@ -19,14 +19,7 @@ INSTALL = 'run: pip install "broadsight[det]"'
 def to_results(
     image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]
 ) -> list[dict[str, Any]]:
-    """The M predictions for an image as entries of a result file.
-
-    Args:
-        image_id: As in the dataset.
-        prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and optionally masks (M, 1, H, W) as
-            probabilities and keypoints (M, K, 3), in pixels of the image.
-        category_ids: From a label to the id of its category.
-    """
+    """Predictions for an image, in pixels of it, as entries of a result file; see `AveragePrecision.update`."""
     labels = known_labels(prediction["labels"], category_ids)
     columns: dict[str, list] = {
         "category_id": [category_ids[label] for label in labels.tolist()],
@@ -61,7 +54,7 @@ def encode_masks(masks: Tensor) -> tuple[tuple[int, int], list[bytes]]:
 
 
 def coco_masks() -> ModuleType:
-    """pycocotools' functions of run lengths, or an ImportError that says how to install it."""
+    """pycocotools' functions of run lengths."""
     try:
         from pycocotools import mask  # its encoder takes a fifth of the other package's time
     except ImportError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,32 +19,20 @@ Prediction = dict[str, Tensor]
 def detect_with_flip(
     model: nn.Module,
     images: Sequence[Tensor],
-    *,
     flip: bool = True,
     scales: Sequence[float] = (1.0,),
     keypoint_pairs: Sequence[tuple[int, int]] = (),
     iou: float = 0.5,
     max_detections: int = 100,
 ) -> list[Prediction]:
-    """Objects found in images, in their mirror images, and in both at several scales.
+    """Objects found in images (C, H, W), in their mirror images, and in both at several scales, the best first.
 
-    Overlapping boxes of a class from several views are one object, with the box, mask and keypoints of the view that
-    has the highest score. A model of fixed `image_size` resizes every view to it, so that scales have no effect.
-
-    Args:
-        model: A detector in eval mode.
-        images: (C, H, W) each, values 0 to 1.
-        flip: Add mirror images.
-        scales: Factors of height and width.
-        keypoint_pairs: Keypoints that a mirror swaps, such as left and right eye.
-        iou: Overlap from which two boxes are one object.
-        max_detections: Most objects of an image.
-
-    Returns:
-        Predictions like the model's, the best first, in pixels of the given images.
+    Boxes of a class from several views that overlap by `iou` are one object, with the box, mask and keypoints of the
+    view that has the highest score. A model of fixed `image_size` resizes every view, so that scales have no effect.
+    `keypoint_pairs` are those that a mirror swaps, such as left and right eye.
     """
     _check_evaluating(model, scales)
-    views = [(scale, mirrored) for scale in scales for mirrored in ((False, True) if flip else (False,))]
+    views = _views(scales, flip)
     if views == [(1.0, False)]:
         return model(list(images))
     answers = []
@@ -74,34 +63,27 @@ def segment(
     """Probabilities of the classes in every pixel of an image: (C, H, W) with values 0 to 1 -> (K, H, W).
 
     Args:
-        model: A segmenter in eval mode.
-        short_side: Resize the image so that its shorter side has this length; None keeps its size.
-        long_side: Most pixels of the longer side after that.
+        short_side, long_side: Resize the image to this shorter side, but no further than to this longer one.
         mode: "whole", or "slide" for overlapping windows, whose scores are averaged.
-        crop: Height and width of a window.
-        stride: From one window to the next; the last one ends with the image.
-        scales: Factors on top of that size; probabilities are averaged.
-        flip: Average with the mirror image.
+        crop, stride: Height and width of a window, and the steps between windows; the last one ends with the image.
+        scales, flip: Factors on top of that size, and whether to add mirror images; probabilities are averaged.
         window_batch: Windows in one batch.
     """
     _check_evaluating(model, scales)
     check_choice("mode", mode, ("whole", "slide"))
     if mode == "slide" and not all(0 < step <= side for step, side in zip(stride, crop, strict=True)):
-        raise ValueError(
-            f"stride={stride} with crop={crop}; expected steps from 1 to the window, or pixels are left out"
-        )
+        what = f"stride={stride} with crop={crop}"
+        raise ValueError(f"{what}; expected steps from 1 to the window, or pixels are left out")
     size = image.shape[-2:]
     factor = resize_factor(size, short_side, long_side)
-    total = None
-    for scale in scales:
+    total: Any = None
+    for scale, mirrored in _views(scales, flip):
         view = _resize(image, _scaled(size, factor * scale))[None]
-        for mirrored in (False, True) if flip else (False,):
-            given = view.flip(-1) if mirrored else view
-            scores = model(given) if mode == "whole" else slide(model, given, crop, stride, window_batch)
-            scores = scores.flip(-1) if mirrored else scores
-            shares = _resize(scores[0].float(), size, antialias=False).softmax(0)
-            total = shares if total is None else total.add_(shares)
-    assert total is not None
+        given = view.flip(-1) if mirrored else view
+        scores = model(given) if mode == "whole" else slide(model, given, crop, stride, window_batch)
+        scores = scores.flip(-1) if mirrored else scores
+        shares = _resize(scores[0].float(), size, antialias=False).softmax(0)
+        total = shares if total is None else total.add_(shares)
     return total / (len(scales) * (1 + flip))
 
 
@@ -113,7 +95,8 @@ def slide(
     high, wide = min(crop[0], height), min(crop[1], width)
     corners = product(*map(window_starts, size, crop, stride))
     windows = [(..., slice(top, top + high), slice(left, left + wide)) for top, left in corners]
-    total, covers = None, image.new_zeros(size)
+    total: Any = None
+    covers = image.new_zeros(size)
     for start in range(0, len(windows), window_batch):
         places = windows[start : start + window_batch]
         answers = model(torch.cat([image[place] for place in places])).float()
@@ -122,7 +105,6 @@ def slide(
         for place, scores in zip(places, answers, strict=True):
             total[place] += scores
             covers[place] += 1
-    assert total is not None
     return total.div_(covers)
 
 
@@ -141,6 +123,10 @@ def resize_factor(size: Sequence[int], short_side: int | None, long_side: int | 
     return factor if long_side is None else min(factor, long_side / max(size))
 
 
+def _views(scales: Sequence[float], flip: bool) -> list[tuple[float, bool]]:
+    return list(product(scales, (False, True) if flip else (False,)))
+
+
 def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
     return max(int(size[0] * factor + 0.5), 1), max(int(size[1] * factor + 0.5), 1)
 
@@ -154,9 +140,8 @@ def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
 
 def _mirror(found: Prediction, width: int, pairs: Sequence[tuple[int, int]]) -> Prediction:
     """Predictions for a mirror image of this width as predictions for the image."""
-    found = dict(found)
     x1, y1, x2, y2 = found["boxes"].unbind(-1)
-    found["boxes"] = torch.stack([width - x2, y1, width - x1, y2], -1)
+    found = found | {"boxes": torch.stack([width - x2, y1, width - x1, y2], -1)}
     if "masks" in found:
         found["masks"] = found["masks"].flip(-1)
     if "keypoints" in found:
@@ -183,8 +168,8 @@ def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, most: i
     keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], iou)[:most]
     merged = {key: values[keep] for key, values in every.items()}
     if "masks" in views[0]:
-        owners = [(view["masks"], place) for view in views for place in range(len(view["scores"]))]
-        chosen = [_resize(masks[place], size, antialias=False) for masks, place in (owners[row] for row in keep)]
+        every_mask = [mask for view in views for mask in view["masks"]]
+        chosen = [_resize(every_mask[row], size, antialias=False) for row in keep]
         merged["masks"] = torch.stack([views[0]["masks"].new_zeros(1, *size), *chosen])[1:]
     return merged
 

@@ -1,7 +1,4 @@
-"""Heat maps of keypoints: where they peak, and the mean with those of the mirrored crops.
-
-Coordinates are those of `data.dense.pose_geometry`.
-"""
+"""Heat maps of keypoints: where they peak, in coordinates of `data.dense.pose_geometry`, and means with mirrored ones."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -63,10 +60,8 @@ REFINEMENTS = {"quarter": _quarter, "taylor": _taylor, "none": lambda patch, ins
 
 def mirrored_order(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
     """Indices of keypoints with those of each pair swapped."""
-    order = list(range(count))
-    for left, right in pairs:
-        order[left], order[right] = right, left
-    return order
+    swapped = dict([*pairs, *((right, left) for left, right in pairs)])
+    return [swapped.get(i, i) for i in range(count)]
 
 
 @torch.no_grad()
@@ -74,10 +69,8 @@ def flip_test(model: nn.Module, crops: Tensor, pairs: Sequence[tuple[int, int]],
     """Heat maps (B, K, h, w) of crops (B, C, H, W), averaged with those of the mirrored crops.
 
     Args:
-        model: From crops to heat maps, in eval mode.
         pairs: Keypoints that a mirror swaps, such as left and right eye.
-        shift: Move the maps of mirrored crops a cell to the right, for weights trained with cell i at i * stride. Ours
-            do not need it.
+        shift: Move the maps of mirrored crops a cell to the right, for weights trained with cell i at i * stride.
     """
     maps = model(crops)
     mirrored = model(crops.flip(-1)).flip(-1)[:, mirrored_order(maps.shape[1], pairs)]

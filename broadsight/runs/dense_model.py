@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data.dense.resolve import DenseSplits
 from ..dense.heads import HEADS
-from ..dense.registry import make_dense_model
+from ..dense.build import make_dense_model
 from ..dense.scoring import Views
 from ..errors import first_line
 from ..models.from_run import check_arguments, described_as, label_names, refuse_large

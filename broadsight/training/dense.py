@@ -17,7 +17,7 @@ from ..data.dense.transforms import DenseTransforms
 from ..data.inside import outside_allowed
 from ..data.seeds import seed_everything
 from ..dense.heads import HEADS
-from ..dense.registry import make_dense_model
+from ..dense.build import make_dense_model
 from ..dense.scoring import Views, make_scorer
 from ..models.from_run import check_arguments
 from ..visual.metrics import GOALS

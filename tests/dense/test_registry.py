@@ -5,7 +5,7 @@ import timm
 import torch
 
 import broadsight  # noqa: F401
-from broadsight.dense.registry import make_dense_model
+from broadsight.dense.build import make_dense_model
 
 SMALL = dict(head="retinanet", backbone="test_resnet", head_args=dict(width=32, image_size=[64, 96]))
 

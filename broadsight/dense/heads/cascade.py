@@ -11,14 +11,10 @@ from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, mask
 from torchvision.ops import clip_boxes_to_image
 
 from ...errors import check_choice
-from ..detector import SteadyBatchNorm2d, in_float32
-from ..feature_pyramid import WIDTH
+from ..detector import WIDTH, SteadyBatchNorm2d, in_float32
 from ..stages import Stages
 from . import register
-from .two_stage import BOX_CELLS, HIDDEN, TwoStage, mask_parts, rcnn
-
-THRESHOLDS = (0.5, 0.6, 0.7)  # IoU from which a box is positive, by stage
-LOSS_WEIGHTS = (1.0, 0.5, 0.25)
+from .two_stage import BOX_CELLS, TwoStage, mask_parts, rcnn
 
 Maps = dict[str, Tensor]
 Boxes = list[Tensor]  # (N_i, 4) of each image
@@ -39,12 +35,7 @@ class OneBoxPredictor(FastRCNNPredictor):
 
 
 class CascadeHeads(nn.Module):
-    """Replaces torchvision's RoIHeads by one of them for each stage.
-
-    Args:
-        steps: In order; each samples and codes boxes in its own way. Those with mask parts have a mask head.
-        loss_weights: Of each step's losses.
-    """
+    """Replaces torchvision's RoIHeads by one for each stage, each of which samples and codes boxes in its own way."""
 
     def __init__(self, steps: Sequence[RoIHeads], loss_weights: Sequence[float]):
         super().__init__()
@@ -56,11 +47,10 @@ class CascadeHeads(nn.Module):
     ) -> tuple[Objects, dict[str, Tensor]]:
         """Predictions for each image, in eval mode, and losses, in train mode."""
         if self.training:
-            assert targets is not None
             return [], self.losses(features, proposals, image_shapes, targets)
         return self.predictions(features, proposals, image_shapes), {}
 
-    def losses(self, features: Maps, proposals: Boxes, image_shapes: Sizes, targets: Objects) -> dict[str, Tensor]:
+    def losses(self, features: Maps, proposals: Boxes, image_shapes: Sizes, targets: Any) -> dict[str, Tensor]:
         losses = {}
         for number, (step, weight) in enumerate(zip(self.steps, self.loss_weights, strict=True), 1):
             # True boxes join the proposals here
@@ -130,12 +120,12 @@ def cascade_mask_rcnn(
     num_classes: int,
     *,
     width: int = WIDTH,
-    hidden: int = HIDDEN,
+    hidden: int = 1024,
     box_head: str = "conv",
     class_agnostic: bool = False,
     masks_on: str = "each",
-    thresholds: Sequence[float] = THRESHOLDS,
-    loss_weights: Sequence[float] = LOSS_WEIGHTS,
+    thresholds: Sequence[float] = (0.5, 0.6, 0.7),
+    loss_weights: Sequence[float] = (1.0, 0.5, 0.25),
     **options: Any,
 ) -> nn.Module:
     """Cascade Mask R-CNN. The defaults are those of ConvNeXt's detectors: 86 M parameters on convnext_tiny, 80 classes.
@@ -151,9 +141,8 @@ def cascade_mask_rcnn(
     check_choice("box_head", box_head, ("conv", "fc"))
     check_choice("masks_on", masks_on, ("each", "last"))
     if len(thresholds) != len(loss_weights):
-        raise ValueError(
-            f"{len(thresholds)} thresholds and {len(loss_weights)} loss_weights; expected one of each a stage"
-        )
+        counts = f"{len(thresholds)} thresholds and {len(loss_weights)} loss_weights"
+        raise ValueError(f"{counts}; expected one of each a stage")
 
     def box_parts() -> tuple[nn.Module, nn.Module]:
         predictor = (OneBoxPredictor if class_agnostic else FastRCNNPredictor)(hidden, num_classes + 1)
@@ -166,23 +155,15 @@ def cascade_mask_rcnn(
     options |= dict(width=width, hidden=hidden, box_head=head, box_predictor=predictor)
     model = rcnn(CascadeMaskRCNN, stages, num_classes, **options)
     usual, steps = model.roi_heads, []
+    sampling = usual.fg_bg_sampler.batch_size_per_image, usual.fg_bg_sampler.positive_fraction
+    after = usual.score_thresh, usual.nms_thresh, usual.detections_per_img
     for number, threshold in enumerate(thresholds, 1):
         if number > 1:
             head, predictor = box_parts()
-        step = RoIHeads(
-            usual.box_roi_pool,
-            head,
-            predictor,
-            threshold,
-            threshold,
-            usual.fg_bg_sampler.batch_size_per_image,
-            usual.fg_bg_sampler.positive_fraction,
-            (10.0 * number, 10.0 * number, 5.0 * number, 5.0 * number),
-            usual.score_thresh,
-            usual.nms_thresh,
-            usual.detections_per_img,
-            **(mask_parts(stages, width, num_classes) if number == len(thresholds) or masks_on == "each" else {}),
-        )
+        box = usual.box_roi_pool, head, predictor
+        weights = (10.0 * number, 10.0 * number, 5.0 * number, 5.0 * number)
+        mask = mask_parts(stages, width, num_classes) if number == len(thresholds) or masks_on == "each" else {}
+        step = RoIHeads(*box, threshold, threshold, *sampling, weights, *after, **mask)
         for name, module in step.named_children():
             if name.endswith("_predictor") and module is not usual.box_predictor:  # which has it already
                 in_float32(module)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from ..feature_pyramid import freeze_unused
+from ..detector import freeze_unused
 from ..stages import Normalise, Stages
 from . import register
 
@@ -24,9 +24,6 @@ class SimpleBaseline(nn.Module):
         channels: Of the transposed convolutions.
         deconvs: Number of transposed convolutions, each of which doubles the map.
         input_size: (H, W) of the crops, for the record: other sizes work.
-
-    Attributes:
-        stride: Pixels of a crop per cell of a heat map, 4 with three transposed convolutions.
     """
 
     task = "keypoints"
@@ -51,11 +48,8 @@ class SimpleBaseline(nn.Module):
         widths = [stages.channels[-1], *[channels] * deconvs]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [
-                nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(inplace=True),
-            ]
+            doubled = nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False)
+            layers += [doubled, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
         self.decoder = nn.Sequential(*layers)
         self.head = nn.Conv2d(widths[-1], num_keypoints, 1)
         for layer in (*layers, self.head):
@@ -69,13 +63,11 @@ class SimpleBaseline(nn.Module):
         if not self.training:
             return maps
         if targets is None:
-            raise ValueError(
-                "simple_baseline in train mode was given no targets; pass (heat maps, weights) or call model.eval()"
-            )
+            what = "simple_baseline in train mode was given no targets"
+            raise ValueError(f"{what}; pass (heat maps, weights) or call model.eval()")
         heatmaps, weights = targets
         if heatmaps.shape != maps.shape or weights.shape != maps.shape[:2]:
-            raise ValueError(
-                f"heat maps {tuple(heatmaps.shape)} with weights {tuple(weights.shape)} given; expected "
-                f"{tuple(maps.shape)} with {tuple(maps.shape[:2])}, as encode() makes with stride={self.stride}"
-            )
+            what = f"heat maps {tuple(heatmaps.shape)} with weights {tuple(weights.shape)} given"
+            expected = f"{tuple(maps.shape)} with {tuple(maps.shape[:2])}"
+            raise ValueError(f"{what}; expected {expected}, as encode() makes with stride={self.stride}")
         return {"loss": ((maps.float() - heatmaps) ** 2 * weights[..., None, None]).mean()}

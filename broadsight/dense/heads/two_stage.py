@@ -11,12 +11,10 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import LevelMapper
 
-from ..detector import DetectionTransform, Detector, in_float32
-from ..feature_pyramid import WIDTH, FeaturePyramid, StridedAnchors
+from ..detector import WIDTH, DetectionTransform, Detector, FeaturePyramid, StridedAnchors, in_float32
 from ..stages import Stages
 from . import register
 
-HIDDEN = 1024
 BOX_CELLS, MASK_CELLS = 7, 14  # sides of the grid that a region is pooled to
 
 
@@ -51,10 +49,8 @@ class KeypointRCNN(TwoStage, detection.KeypointRCNN):
 
 
 class RegionPool(MultiScaleRoIAlign):
-    """Regions of the maps at strides 4 to 32, each from the map that suits its size, (N, C, cells, cells).
-
-    torchvision guesses the strides from the first images that it sees, wrongly if they are small and padded.
-    """
+    """Regions of the maps at strides 4 to 32, each from the map that suits its size, (N, C, cells, cells); torchvision
+    guesses the strides from the first images that it sees, wrongly if they are small and padded."""
 
     def __init__(self, strides: Sequence[int], cells: int):
         super().__init__([str(number) for number, _ in enumerate(strides)], cells, sampling_ratio=2)
@@ -70,7 +66,7 @@ def rcnn(
     *,
     image_size: tuple[int, int] | None = None,
     width: int = WIDTH,
-    hidden: int = HIDDEN,
+    hidden: int = 1024,
     anchor_scale: float = 8,
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
     box_head: nn.Module | None = None,
@@ -80,12 +76,9 @@ def rcnn(
     """An R-CNN: proposals from maps at strides 4 to 64, and for each two fully connected layers.
 
     Args:
-        kind: One of the classes above.
         image_size: (shorter side, longest side) that images are resized to in eval mode.
-        width: Channels of the pyramid.
-        hidden: Features of the fully connected layers.
-        anchor_scale: Side of the anchors in strides.
-        aspect_ratios: Height / width of the anchors.
+        width, hidden: Channels of the pyramid, and features of the fully connected layers.
+        anchor_scale, aspect_ratios: Side of the anchors in strides, and their height / width.
         box_head, box_predictor: To replace the two layers and what reads them.
         options: Of torchvision's class: rpn_post_nms_top_n_train, box_batch_size_per_image, box_score_thresh, ...
     """
@@ -96,7 +89,7 @@ def rcnn(
         box_head=box_head or TwoMLPHead(width * BOX_CELLS**2, hidden),
         box_predictor=box_predictor or FastRCNNPredictor(hidden, num_classes + 1),
     )
-    return kind(pyramid, DetectionTransform(stages, image_size), num_classes, None, **{**parts, **options})
+    return kind(pyramid, DetectionTransform(stages, image_size), num_classes, None, **parts | options)
 
 
 @register("faster_rcnn", "detect")
@@ -108,8 +101,7 @@ def faster_rcnn(stages: Stages, num_classes: int, **options: Any) -> nn.Module:
 @register("mask_rcnn", "instances")
 def mask_rcnn(stages: Stages, num_classes: int, *, width: int = WIDTH, **options: Any) -> nn.Module:
     """Mask R-CNN: Faster R-CNN, and a mask of 28 x 28 for each box from four convolutions; options as of `rcnn`."""
-    parts = mask_parts(stages, width, num_classes)
-    return rcnn(MaskRCNN, stages, num_classes, width=width, **parts | options)
+    return rcnn(MaskRCNN, stages, num_classes, width=width, **mask_parts(stages, width, num_classes) | options)
 
 
 def mask_parts(stages: Stages, width: int, num_classes: int) -> dict[str, Any]:
@@ -131,10 +123,9 @@ def keypoint_rcnn(
     keypoint_layers: Sequence[int] = (512,) * 8,
     **options: Any,
 ) -> nn.Module:
-    """Keypoint R-CNN: Faster R-CNN, and a heat map of 56 x 56 for each keypoint of a box.
+    """Keypoint R-CNN: Faster R-CNN, and a heat map of 56 x 56 for each keypoint of a box; options as of `rcnn`.
 
-    Args: as of `rcnn`, and
-        num_keypoints: Of an object.
+    Args:
         keypoint_layers: Channels of the convolutions before the heat maps.
     """
     parts: dict[str, Any] = dict(

@@ -7,8 +7,8 @@ import torch
 from torchvision.models.detection.image_list import ImageList
 
 from broadsight.dense import build
-from broadsight.dense.feature_pyramid import StridedAnchors
-from broadsight.dense.heads.atss import assign, centerness
+from broadsight.dense.detector import StridedAnchors
+from broadsight.dense.heads.one_stage import assign, centerness
 
 
 def square(x, y, side):

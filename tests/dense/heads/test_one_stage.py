@@ -6,7 +6,7 @@ from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
 from broadsight.dense.detector import SteadyBatchNorm2d
-from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors
+from broadsight.dense.detector import FeaturePyramid, StridedAnchors
 from broadsight.dense.stages import open_stages
 from tests.refusals import refused
 
