@@ -1,4 +1,4 @@
-"""Heat maps of keypoints: where they peak, in coordinates of `data.dense.pose_geometry`, and means with mirrored ones."""
+"""Heat maps of keypoints: where they peak, in coordinates of `pose_geometry`, and the mean with those of the mirror."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -11,7 +11,7 @@ from ..evaluation.request import Request
 from ..files import write_json, write_text
 from ..training.records import check_records
 from ..training.run_folder import CLASSES_JUDGED, REPORT, RunFolder, over_classes, write_page
-from ..visual.captioned import CaptionedImage
+from ..visual.canvas import CaptionedImage
 from ..visual.metrics import GOALS, HEADLINES, label, meaning
 from ..visual.words import percent
 from .page import render

@@ -1,6 +1,7 @@
 """What all drawing on images shares: enlarging small images, line widths, blending."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,28 @@ from PIL import Image, ImageDraw
 
 from .colours import BLACK, WHITE, Colour
 
-SMALL, READABLE = 256, 512  # an image with a longer side below the first is enlarged to about the second
-TINY = 64  # up to here enlarged with visible pixels
+
+@dataclass(frozen=True)
+class CaptionedImage:
+    """An image of any size and mode to show on a page or in a gallery."""
+
+    image: Image.Image
+    caption: str  # shown below the image; its first line is emphasised
+    alt: str  # description of the image for screen readers
 
 
 def enlarged(image: Image.Image) -> tuple[Image.Image, int]:
-    """A copy in RGB, and the factor that it is enlarged by."""
+    """A copy in RGB, and the factor that it is enlarged by, to about 512 pixels if it has less than 256."""
     image, longer = image.convert("RGB"), max(image.size)
-    factor = 1 if longer >= SMALL else round(READABLE / longer)
+    factor = 1 if longer >= 256 else round(512 / longer)
     if factor == 1:
         return image.copy(), 1
     return image.resize((image.width * factor, image.height * factor), resampling(longer)), factor
 
 
 def resampling(longer: int) -> Image.Resampling:
-    return Image.Resampling.NEAREST if longer <= TINY else Image.Resampling.BICUBIC
+    """Up to 64 pixels an image is enlarged with visible pixels."""
+    return Image.Resampling.NEAREST if longer <= 64 else Image.Resampling.BICUBIC
 
 
 def line_width(canvas: Image.Image) -> int:

@@ -26,7 +26,6 @@ def draw_semantic(
     """A map of classes over its image, in RGB; a small image is enlarged by a whole factor.
 
     Args:
-        image: W x H.
         classes: (H, W), whole numbers from 0; where they are 255, for no class, the image is left as it is.
         class_names: From class 0.
         opacity: Of the colours; 0 shows only the image, 1 only the map.
@@ -35,9 +34,8 @@ def draw_semantic(
     """
     indices = _indices(classes)
     if indices.shape != (image.height, image.width):
-        raise ValueError(
-            f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}; expected a class for each pixel"
-        )
+        what = f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}"
+        raise ValueError(f"{what}; expected a class for each pixel")
     valid = indices[indices != IGNORED]
     if (valid < 0).any():
         raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or {IGNORED} for no class")
@@ -61,8 +59,11 @@ def draw_semantic(
         _name_regions(canvas, shown, here[:MOST], class_names)
     if not legend:
         return canvas
-    shares = [_percent(present[index] / indices.size) for index in here]
-    entries = [Entry(class_name(class_names, i), share, (colour(i),)) for i, share in zip(here, shares, strict=True)]
+    entries = []
+    for index in here:
+        share = 100 * present[index] / indices.size
+        amount = f"{share:.1f} %" if share >= 0.05 else "< 0.1 %"
+        entries.append(Entry(class_name(class_names, index), amount, (colour(index),)))
     return with_legend(canvas, entries, "nothing found")
 
 
@@ -70,9 +71,8 @@ def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
     """Classes (H, W) as an image of mode P, whose values are the classes; 255, which means no class, is white."""
     indices = _indices(classes)
     if indices.size and not 0 <= indices.min() <= indices.max() <= 255:
-        raise ValueError(
-            f"classes go from {indices.min()} to {indices.max()}; a palette has 0 to 255, save more as 16-bit grey PNG"
-        )
+        what = f"classes go from {indices.min()} to {indices.max()}"
+        raise ValueError(f"{what}; a palette has 0 to 255, save more as 16-bit grey PNG")
     image = Image.frombytes("P", indices.shape[::-1], indices.astype(np.uint8).tobytes())
     image.putpalette([part for i in range(256) for part in (WHITE if i == IGNORED else colour(i))])
     return image
@@ -81,10 +81,8 @@ def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
 def _indices(classes: ArrayLike | torch.Tensor) -> np.ndarray:
     indices = array(classes)
     if indices.ndim != 2 or indices.dtype.kind not in "iub":
-        raise ValueError(
-            f"classes have shape {indices.shape} and type {indices.dtype}; expected (H, W) of whole numbers, "
-            "logits.argmax(1)[0] for instance"
-        )
+        what = f"classes have shape {indices.shape} and type {indices.dtype}"
+        raise ValueError(f"{what}; expected (H, W) of whole numbers, logits.argmax(1)[0] for instance")
     return indices.astype(np.int64)
 
 
@@ -126,7 +124,3 @@ def _borders(indices: np.ndarray, width: int) -> np.ndarray:
         borders[:, :-step] |= indices[:, :-step] != indices[:, step:]
         borders[:-step] |= indices[:-step] != indices[step:]
     return borders
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"

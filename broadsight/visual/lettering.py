@@ -21,7 +21,6 @@ SMALLEST = 12  # pixels of a letter
 WIDEST = 18  # letters' heights that a label or a line of a legend may be wide
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-Rectangle = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,8 @@ def draw_labels(
     colours: Sequence[Colour],
     brief: bool = False,
 ) -> None:
-    """Draw chips with a name and an amount at boxes, the most important first.
-
-    Args:
-        boxes: First column and row, last column and row.
-        brief: Whether a box that is narrower than its chip gets only the amount.
-    """
+    """Chips with a name and an amount at boxes (first column and row, last column and row), the most important first;
+    if `brief`, a box that is narrower than its chip gets only the amount."""
     size = letter_size(canvas)
     room = min(canvas.width - 2 * (size // 3), WIDEST * size)
     fitted = []
@@ -81,12 +76,11 @@ def draw_labels(
             draw_chip(canvas, (places[i][0], places[i][1]), text, font, size, colours[i])
 
 
-def place_chips(boxes: Sequence[Rectangle], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> np.ndarray:
-    """Left and top, (N, 2), of the chips of boxes, the most important first.
-
-    A chip is above its box if there is room, else along its edges or in rows near it, where it covers least of those
-    before it; it is always inside the image.
-    """
+def place_chips(
+    boxes: Sequence[Sequence[float]], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]
+) -> np.ndarray:
+    """Left and top, (N, 2), of the chips of boxes, the most important first: above a box if there is room, else along
+    its edges or in rows near it, where it covers least of those before it, and always inside the image."""
     placed = np.zeros((len(boxes), 4))
     for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
         tops = [y1 - height, y1, y2 - height, y2]
@@ -117,11 +111,7 @@ def draw_chip(image: Image.Image, place: tuple[int, int], text: str, font: Font,
 
 
 def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> Image.Image:
-    """The image with a strip that lists the entries, below it, or to the right of a tall one.
-
-    Args:
-        nothing: Text of the strip without entries.
-    """
+    """The image with a strip that lists the entries, or says `nothing`, below it, or to the right of a tall one."""
     size = letter_size(image)
     margin, row, swatch = size, round(1.7 * size), round(1.1 * size)
     lines = list(entries[:MOST]) or [Entry(nothing, "", ())]

@@ -24,9 +24,7 @@ FIGURES = {
     "loss": Meaning("loss", "nats", -1, "mean cross-entropy of an image"),
     "nll": Meaning("negative log-likelihood", "nats", -1, "mean over the images, of the right class"),
     "balanced_accuracy": Meaning("balanced accuracy", "%", 1, "mean recall of the classes"),
-    "precision": Meaning(
-        "precision", "%", 1, "share of the predictions of a class that are correct, mean over classes"
-    ),
+    "precision": Meaning("precision", "%", 1, "share of predictions of a class that are correct, mean over classes"),
     "recall": Meaning("recall", "%", 1, "share of the images of a class that are found, mean over classes"),
     "f1": Meaning("F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),
     "macro_f1": Meaning("macro F1", "%", 1, "mean over the classes of the harmonic mean of precision and recall"),

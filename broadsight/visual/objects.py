@@ -20,8 +20,6 @@ from .colours import Colour, colour, ink
 from .lettering import Entry, draw_labels, with_legend
 from .lettering import side_by_side as side_by_side
 
-MASK_OPACITY = 0.45
-CROWD = 12  # with more objects, boxes narrower than their label show only the score: names are in the legend
 FINER = 4  # skeletons are drawn larger by this and then reduced, so that slanted lines are smooth
 COLUMNS = ("boxes", "labels", "scores", "masks", "keypoints", "keypoints_scores")
 
@@ -40,7 +38,6 @@ def draw_objects(
     """Objects on their image, in RGB; a small image is enlarged by a whole factor.
 
     Args:
-        image: Of the size, in pixels, that the prediction is for.
         prediction: As of detectors: boxes (M, 4) x1 y1 x2 y2, labels (M,) from 1, scores (M,) 0 to 1 and optionally
             masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K). Or a target of
             `CocoDataset`: without scores, all objects are drawn.
@@ -76,7 +73,8 @@ def draw_objects(
             _draw_skeleton(canvas, points[i, :, :2] * factor, seen[i], skeleton, colours[i], width)
     names = [class_name(class_names, int(label) - 1) for label in labels]
     amounts = [""] * len(names) if scores is None else [f"{score:.2f}" for score in scores]
-    draw_labels(canvas, boxes, names, amounts, colours, brief=legend and len(names) > CROWD)
+    # With many objects, boxes narrower than their label show only the score: names are in the legend
+    draw_labels(canvas, boxes, names, amounts, colours, brief=legend and len(names) > 12)
     if not legend:
         return canvas
 
@@ -137,7 +135,7 @@ def _draw_mask(canvas: Image.Image, mask: Any, paint: Colour, width: int) -> Non
     near = F.max_pool2d(torch.from_numpy(~inside).float()[None], (1, 2 * reach + 1), 1, (0, reach))
     near = F.max_pool2d(near, (2 * reach + 1, 1), 1, (reach, 0))[0].numpy() > 0  # to the outside; not to the frame
     pixels = np.array(canvas.crop((left, top, right, bottom)))
-    pixels[inside] = blend(pixels[inside], paint, MASK_OPACITY)
+    pixels[inside] = blend(pixels[inside], paint, 0.45)
     pixels[inside & near] = paint
     canvas.paste(Image.fromarray(pixels), (left, top))
 
@@ -171,9 +169,5 @@ def _draw_skeleton(
 def _padded(box: Sequence[float], margin: int, canvas: Image.Image) -> tuple[int, int, int, int]:
     """A box (left, top, right, bottom) with a margin, as far as it is on the canvas."""
     left, top, right, bottom = map(int, box)
-    return (
-        max(0, left - margin),
-        max(0, top - margin),
-        min(canvas.width, right + margin),
-        min(canvas.height, bottom + margin),
-    )
+    after = min(canvas.width, right + margin), min(canvas.height, bottom + margin)
+    return max(0, left - margin), max(0, top - margin), *after

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...visual.plots import PALETTE
-from ...visual.point_names import name_points
+from ...visual.plots import PALETTE, name_points
 from ..front_points import AXES, Point, check_axis
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
 from .frame import draws, new_figure

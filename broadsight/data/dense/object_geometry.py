@@ -1,8 +1,7 @@
-"""Resizing, cropping and mirroring an image together with the boxes, masks and keypoints of its objects.
+"""Resizing, cropping and mirroring an image (C, H, W) together with the boxes, masks and keypoints of its objects.
 
-Images are bytes (C, H, W). Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks
-(N, H, W), keypoints (N, K, 3), area (N,); anything else stays. x = 0 is the left edge of the image. Nothing is changed
-in place.
+Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks (N, H, W), keypoints
+(N, K, 3), area (N,); anything else stays. x = 0 is the left edge of the image. Nothing is changed in place.
 """
 
 from collections.abc import Mapping

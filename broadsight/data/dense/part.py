@@ -12,23 +12,17 @@ from ..sources.sample_table import some
 from ..sources.scenes import scenes_count
 from ..stratify import METHOD
 from .layout import DenseTask, find_parts
-from .presence import labels_of_images
 from .resolve import PIXEL_CENTRE, all_names, class_file_of, held_out, open_found, view_scenes
-from .view import DenseView
+from .view import DenseView, labels_of_images
 
 
 @dataclass(frozen=True)
 class DensePart:
-    """Labelled images to evaluate on, whose classes are numbered as the model's are.
-
-    Args:
-        notes: What the user should know.
-        description: What was resolved, as plain types.
-    """
+    """Labelled images to evaluate on, whose classes are numbered as the model's are."""
 
     images: DenseView
-    notes: tuple[str, ...]
-    description: dict[str, Any]
+    notes: tuple[str, ...]  # what the user should know
+    description: dict[str, Any]  # what was resolved, as plain types
 
 
 def open_dense_part(
@@ -45,16 +39,14 @@ def open_dense_part(
     scenes_size: int = 128,
     method: int = METHOD,
 ) -> DensePart:
-    """Opens one part of DATA.
+    """One part of DATA; other arguments are as for `resolve_dense`.
 
     Args:
-        data, seed, channels, scenes_size: As for `resolve_dense`.
         part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
             scenes, "test" are those parts; "all" is for data without parts.
         classes, category_ids, keypoint_names: Of the model.
         split: Where nothing is set apart, take the images that training with this split and seed would hold out (or,
             as "train", the rest).
-        method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
     """
     if split is not None and not 0 < split < 1:
         raise ValueError(f"--split {split}; expected a part between 0 and 1, such as 0.1")
@@ -78,9 +70,9 @@ def open_dense_part(
     dataset = open_found(found, task, channels, class_file_of(found, Path(data)))
     if extra := [name for name in dataset.classes if name not in classes]:
         raise ValueError(f"{found.labels} has classes that the model has not: {some(extra)}; remove them from it")
-    points, expected = tuple(getattr(dataset, "keypoint_names", ())), list(keypoint_names)
-    if task == "keypoints" and list(points) != expected:
-        what = f"{found.labels} has keypoints {some(points)} but the model {some(expected)}"
+    points = tuple(getattr(dataset, "keypoint_names", ()))
+    if task == "keypoints" and points != tuple(keypoint_names):
+        what = f"{found.labels} has keypoints {some(points)} but the model {some(keypoint_names)}"
         raise ValueError(f"{what}; expected the same")
     rows = None
     if chosen == "all" and split is not None:

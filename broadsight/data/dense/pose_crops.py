@@ -11,7 +11,6 @@ from torchvision.transforms.v2 import functional as F
 
 from .object_geometry import GROUND
 from .pose_geometry import apply_affine, crop_affine, encode, invert_affine
-from .view import DenseData
 
 TURNED = 0.6  # probability of a rotation
 
@@ -29,7 +28,6 @@ class PoseCrops(Dataset):
 
     Args:
         dataset: Images with boxes and keypoints. All targets are read once.
-        input_size: Height and width of a crop.
         pairs: Keypoints that change places when a crop is mirrored.
         rotation: Standard deviation of the angle in degrees of the crops that are turned; at most twice that.
         scale: Standard deviation of the factor on the crop's region, and the most that it differs from 1.
@@ -41,7 +39,7 @@ class PoseCrops(Dataset):
 
     def __init__(
         self,
-        dataset: DenseData,
+        dataset: Any,
         *,
         training: bool,
         input_size: tuple[int, int] = (256, 192),
@@ -89,16 +87,8 @@ class PoseCrops(Dataset):
         points = row["keypoints"][self._order] if mirrored else row["keypoints"]
         points = apply_affine(points[None].double(), there)
         heatmaps, weights = encode(points, self.input_size, stride=self.stride, sigma=self.sigma)
-        meta = dict(
-            image=image,
-            place=int(row["place"]),
-            image_id=self._ids[image],
-            label=int(row["labels"]),
-            box=row["boxes"],
-            area=float(row["area"]),
-            score=float(row["scores"]),
-            matrix=back[0].float(),
-        )
+        meta = dict(image=image, place=int(row["place"]), image_id=self._ids[image], label=int(row["labels"]))
+        meta |= dict(box=row["boxes"], area=float(row["area"]), score=float(row["scores"]), matrix=back[0].float())
         return pixels, dict(heatmaps=heatmaps[0].float(), weights=weights[0].float(), meta=meta)
 
     def _matrix(self, box: Tensor) -> tuple[Tensor, bool]:

@@ -21,9 +21,8 @@ from ..sources.sample_table import some
 from ..sources.scenes import SCENES, scenes_count
 from ..stratify import METHOD, missed, stratified, turn
 from .layout import TASKS, Dense, DenseTask, find_parts
-from .presence import labels_of_images, told_quickly, without_labels
 from .samples import mapped
-from .view import IGNORE, CocoPixels, DenseData, DenseView
+from .view import IGNORE, CocoPixels, DenseView, labels_of_images, told_quickly, without_labels
 
 PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all coordinates of ours, are edges
 
@@ -33,28 +32,18 @@ Parts = dict[str, DenseView]
 
 @dataclass(frozen=True)
 class DenseSplits:
-    """The images that DATA names.
-
-    Attributes:
-        train, val: The two data sets; both number the classes alike.
-        classes: Names. For objects without the background, the first having label 1; for pixels those that masks hold.
-        keypoint_names: In the order of targets; empty for other tasks, as are the next two.
-        flip_pairs: Keypoints that change places when an image is mirrored.
-        skeleton: Keypoints, counted from 0, to be joined by lines.
-        keypoint_offset: Added to the keypoints of the COCO file; to be taken off from COCO results.
-        notes: What the user should know, a line each.
-        description: What was found, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
-            names and objects, by which a resumed run notices other data. Training adds `contents`.
-    """
+    """The images that DATA names; both parts number the classes alike."""
 
     train: DenseView
     val: DenseView
-    classes: tuple[str, ...]
-    keypoint_names: tuple[str, ...]
-    flip_pairs: Pairs
-    skeleton: Pairs
-    keypoint_offset: float
-    notes: tuple[str, ...]
+    classes: tuple[str, ...]  # of objects without the background, the first having label 1; else those that masks hold
+    keypoint_names: tuple[str, ...]  # in the order of targets; empty for other tasks, as are the next two
+    flip_pairs: Pairs  # keypoints that change places when an image is mirrored
+    skeleton: Pairs  # keypoints, counted from 0, to be joined by lines
+    keypoint_offset: float  # added to the keypoints of the COCO file; to be taken off from COCO results
+    notes: tuple[str, ...]  # what the user should know, a line each
+    # Plain types for JSON: kind, places, counts, hold-out, and a fingerprint of names and objects, by which a resumed
+    # run notices other data. Training adds `contents`.
     description: dict[str, Any]
 
 
@@ -74,12 +63,8 @@ def resolve_dense(
 
     Args:
         data: None or "scenes" (also "scenes:COUNT"), or a path as for `find_parts`.
-        task: "detect" (boxes), "instances" (boxes and masks), "keypoints" or "segment" (classes of pixels). A COCO
-            file does for all of them; for segment, see `CocoPixels`.
         val: Path of the images to validate on; without it, those that DATA sets apart or else a hold-out.
         split: Fraction of the images to hold out where nothing is set apart for validation; 0.1 if None.
-        seed: Of the hold-out and of the scenes.
-        channels: 3 for RGB, 1 for grey.
         scenes_size: Side of the scenes in pixels, or height and width.
         scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
         method: Of the hold-out, as a run began with it; see `stratify.METHOD`.
@@ -109,19 +94,15 @@ def _scenes(
     data: str, task: DenseTask, count: int | None, size: int | tuple[int, int], seed: int, channels: int
 ) -> DenseSplits:
     count = scenes_count(data, SCENES if count is None else count)
-    numbers = {"train": count, "val": count // 4}
-    views = {
-        key: view_scenes(Scenes(number, size=size, seed=seed, split=key), task, channels)
-        for key, number in numbers.items()
-    }
-    lines = {key: [view.name(i) for i in range(len(view))] for key, view in views.items()}
+    drawn = {key: Scenes(n, size=size, seed=seed, split=key) for key, n in (("train", count), ("val", count // 4))}
+    views = {key: view_scenes(scenes, task, channels) for key, scenes in drawn.items()}
     notes = ["./scenes is a folder, but scenes are the built-in images"] * Path("scenes").is_dir()
     about: dict[str, Any] = dict(kind="scenes", task=task, train="scenes", val="scenes", seed=seed)
     about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
     if told_quickly(views["val"]):
         notes += without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes")
     points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else None
-    return _splits(views, points, notes, about, lines)
+    return _splits(views, points, notes, about, {key: all_names(view) for key, view in views.items()})
 
 
 def _files(
@@ -186,11 +167,10 @@ def _splits(
     return DenseSplits(views["train"], views["val"], classes, *(points or ((), (), (), 0.0)), tuple(notes), about)
 
 
-def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | None) -> DenseData:
+def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | None) -> Any:
     """The data set that lies there, by the numbers of its own classes; `classes` names those of masks."""
     if found.kind == "masks" and task != "segment":
         raise ValueError(f"{found.labels} holds masks of pixels, which are for segment; {task} needs a COCO file")
-    dataset: DenseData
     if found.kind == "masks":
         dataset = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
     else:
@@ -208,7 +188,7 @@ def class_file_of(found: Dense, root: Path) -> Path | None:
     return None if found.kind == "coco" else class_file(found.images, found.labels, root.expanduser())
 
 
-def all_names(dataset: DenseData) -> list[str]:
+def all_names(dataset: Any) -> list[str]:
     return [dataset.name(i) for i in range(len(dataset))]
 
 
@@ -221,18 +201,15 @@ def held_out(
     if classes is not None:
         held = stratified(names, classes, fraction, seed)
         if not held.any():
-            raise ValueError(
-                f"{place} has no image that can be held out without losing a class in training; "
-                "give the images to validate on (val)"
-            )
+            what = f"{place} has no image that can be held out without losing a class in training"
+            raise ValueError(f"{what}; give the images to validate on (val)")
         return held
     count = min(max(round(fraction * len(names)), 1), len(names) - 1)
-    held = np.zeros(len(names), bool)
-    held[np.argsort([turn(name, seed) for name in names], kind="stable")[:count]] = True
-    return held
+    order = np.argsort([turn(name, seed) for name in names], kind="stable")
+    return np.isin(np.arange(len(names)), order[:count])
 
 
-def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: int) -> list[str]:
+def _kept(dataset: Any, shown: list[list[int]], held: np.ndarray, method: int) -> list[str]:
     """Which classes the hold-out does not show, and why."""
     if method == 1:
         return ["these are held out as when the run began, without a look at their classes"]
@@ -243,7 +220,7 @@ def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: 
     return notes + [f"{what}: {some(others, 20)}"] * bool(others)
 
 
-def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -> None:
+def _check_alike(train: Any, valid: Any, place: Path, other: Path) -> None:
     """Refuse classes that validate but do not train, and other keypoints."""
     if len(set(train.classes)) < len(train.classes) and tuple(train.classes) != tuple(valid.classes):
         twice = next(name for name in train.classes if list(train.classes).count(name) > 1)
@@ -281,10 +258,8 @@ def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool
         if isinstance(view.source, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
         if key == "val" and not apart and not any(shown):
-            raise ValueError(
-                f"{place} has too few labelled images to hold some out, since training keeps one of each class; "
-                "give the images to validate on (val)"
-            )
+            what = f"{place} has too few labelled images to hold some out, since training keeps one of each class"
+            raise ValueError(f"{what}; give the images to validate on (val)")
         notes += without_labels(view, shown, verb, place)
     return notes
 

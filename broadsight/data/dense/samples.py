@@ -45,9 +45,8 @@ def find_images(annotations: Path, name: str | None = None) -> Path:
     for place in places:
         if (place / name).is_file():
             return place
-    raise FileNotFoundError(
-        f"{annotations.name} lists {name}, which is not in {', '.join(map(str, places))}; move them there"
-    )
+    listed = ", ".join(map(str, places))
+    raise FileNotFoundError(f"{annotations.name} lists {name}, which is not in {listed}; move them there")
 
 
 def _places(annotations: Path) -> Iterator[Path]:
@@ -70,12 +69,8 @@ def open_labelled(file: Path, size: tuple[int, int], channels: int, labels: str)
     """An image in mode RGB or L the way round in which its labels were drawn.
 
     Cameras store images lying on their side with a note (EXIF) to turn them. COCO's coordinates are those of the
-    pixels as stored, some labelling programs' those of the turned image. The size that the labels were made for
-    decides: as stored if that fits, which also settles squares and half turns, else turned.
-
-    Args:
-        size: Width and height of what was labelled.
-        labels: What has that size, for the error if the image has another.
+    pixels as stored, some labelling programs' those of the turned image. The size (width, height) that the labels were
+    made for decides: as stored if that fits, which also settles squares and half turns, else turned.
     """
     try:
         with open_image(file) as image:

@@ -15,28 +15,12 @@ from torchvision.ops import box_iou
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from . import object_geometry as objects
 from .layout import TASKS, DenseTask
-from .object_geometry import (
-    Target,
-    Window,
-    crop,
-    crop_planes,
-    flip,
-    ground_of,
-    left_over,
-    plain,
-    resize,
-    resize_image,
-    resize_masks,
-    take,
-)
+from .object_geometry import Target, Window, crop_planes, ground_of, plain, resize_image, resize_masks, take
 from .view import IGNORE
 
-LONGEST = {"segment": 4.0}  # times the shorter side, unless told; for all others COCO's 1333 to 800
-TRIES = 10
-LARGEST_SHARE = 0.75  # of one class in a crop for segmentation
-ZOOM_OUT = 4  # SSD's
-MOST_GROUND = 1 << 28  # pixels, of what an image may be put on: 800 MB
+TRIES = 10  # of a random crop
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
 
@@ -49,7 +33,6 @@ class DenseTransforms:
     at the size at which they were drawn.
 
     Args:
-        task: "detect", "instances", "keypoints" or "segment".
         image_size: Pixels of the shorter side; for segment and `fixed`, of both.
         long_side: Most pixels of the longer side before the resize factor of segment, after that of the others; None
             for 4 times the shorter one in segment and 1333 to 800 in the others.
@@ -88,11 +71,8 @@ class DenseTransforms:
     def build(
         self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()
     ) -> Callable[[Image.Image, Any], tuple[Tensor, Any]]:
-        """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors.
-
-        In training crowds and objects that are cut away are left out, and keypoints outside of the image are
-        unlabelled. `flip_pairs` are the keypoints that change places when an image is mirrored.
-        """
+        """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors; in training without crowds and what
+        is cut away. `flip_pairs` are the keypoints that change places when an image is mirrored."""
         if not training:
             return _as_it_is
         return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
@@ -104,7 +84,7 @@ class DenseTransforms:
         short = self.image_size * factor
         if self.fixed:
             return round(short), round(short)
-        long = float(self.long_side or round(self.image_size * LONGEST.get(self.task, 1333 / 800)))
+        long = float(self.long_side or round(self.image_size * (4 if self.task == "segment" else 1333 / 800)))
         if self.task == "segment":
             long *= factor
         scale = min(short / min(height, width), long / max(height, width))
@@ -136,12 +116,12 @@ class ObjectTraining:
         height, width = pixels.shape[1:]
         window, inside = self.window(target["boxes"], height, width)
         if window != (0, 0, height, width):
-            pixels, target = crop(pixels, take(target, inside), window)
-        pixels, target = resize(pixels, target, self.settings.size_of(*pixels.shape[1:]))
+            pixels, target = objects.crop(pixels, take(target, inside), window)
+        pixels, target = objects.resize(pixels, target, self.settings.size_of(*pixels.shape[1:]))
         if torch.rand(()) < self.settings.hflip:
-            pixels, target = flip(pixels, target, self.swapped)
+            pixels, target = objects.flip(pixels, target, self.swapped)
         # Colours last: what is cropped and made smaller has fewer pixels to change.
-        return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])
+        return self.colours(pixels.contiguous()), objects.left_over(target, *pixels.shape[1:])
 
     def window(self, boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
         """The window to crop, and which objects (N,) may be part of it."""
@@ -161,19 +141,16 @@ class ObjectTraining:
 
 
 def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-    """SSD's crop of an image, half of the time put on a ground up to four times as large.
+    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it.
 
     A drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. Windows
     have 0.3 to 1 of each side and an aspect of 0.5 to 2. Where none of 40 does, another share is drawn. The rules are
     those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one and take ten times as long.
-
-    Returns:
-        The window, and the objects (N,) whose centres are in it.
     """
     top, left, everything = 0, 0, torch.ones(len(boxes), dtype=torch.bool)
     if torch.rand(()) < 0.5:
-        factor, down, right = (torch.rand(3) * torch.tensor([ZOOM_OUT - 1, 1, 1])).tolist()
-        factor = min(factor, max(0.0, (MOST_GROUND / (height * width)) ** 0.5 - 1))
+        factor, down, right = (torch.rand(3) * torch.tensor([3, 1, 1])).tolist()
+        factor = min(factor, max(0.0, ((1 << 28) / (height * width)) ** 0.5 - 1))  # a ground of 800 MB at most
         tall, wide = int(height * (1 + factor)), int(width * (1 + factor))
         top, left = -int((tall - height) * down), -int((wide - width) * right)
         height, width = tall, wide
@@ -221,7 +198,7 @@ class SegmentTraining:
         for _ in range(TRIES):
             top, left = (int(torch.randint(n, ())) for n in room)
             counts = torch.bincount(mask[top : top + side, left : left + side].flatten(), minlength=IGNORE + 1)[:IGNORE]
-            if counts.max() <= LARGEST_SHARE * counts.sum() and counts.any():
+            if counts.max() <= 0.75 * counts.sum() and counts.any():
                 break
         return top, left, side, side
 

@@ -28,27 +28,16 @@ MEMORY = 256 * 2**20  # bytes of images that a process may keep when there is no
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """An image and its labels: N objects with K keypoints, the main object first.
+    """An image and its labels: N objects with K keypoints, the main object first."""
 
-    Args:
-        image: (H, W, 3) uint8.
-        label: The class of the main object: the largest, which only an occluder may cover.
-        boxes: (N, 4) float32, x0 y0 x1 y1 in pixels around the visible mask; x1 - x0 is its width.
-        labels: (N,) int64.
-        masks: (N, H, W) bool, the visible pixels; no pixel belongs to two objects.
-        parts: (N, H, W) uint8, the visible part at each pixel: 0 outside, else 1 + its place in PARTS.
-        keypoints: (N, K, 3) float32, x, y in pixels and 0 (absent or outside), 1 (hidden) or 2 (visible).
-        semantic: (H, W) uint8, 0 for the background, else 1 + the class.
-    """
-
-    image: np.ndarray
-    label: int
-    boxes: np.ndarray
-    labels: np.ndarray
-    masks: np.ndarray
-    parts: np.ndarray
-    keypoints: np.ndarray
-    semantic: np.ndarray
+    image: np.ndarray  # (H, W, 3) uint8
+    label: int  # the class of the main object: the largest, which only an occluder may cover
+    boxes: np.ndarray  # (N, 4) float32, x0 y0 x1 y1 in pixels around the visible mask; x1 - x0 is its width
+    labels: np.ndarray  # (N,) int64
+    masks: np.ndarray  # (N, H, W) bool, the visible pixels; no pixel belongs to two objects
+    parts: np.ndarray  # (N, H, W) uint8, the visible part at each pixel: 0 outside, else 1 + its place in PARTS
+    keypoints: np.ndarray  # (N, K, 3) float32, x, y in pixels and 0 (absent or outside), 1 (hidden) or 2 (visible)
+    semantic: np.ndarray  # (H, W) uint8, 0 for the background, else 1 + the class
 
 
 def draw_scene(
@@ -104,8 +93,7 @@ def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np
 
 def removed(plan: Plan, without: str | None) -> list[int]:
     """The parts of the main object that are not drawn."""
-    parts = plan.things[0].patches if without else ()
-    return [part for part in parts if (part == 0) == (without == "salient")]
+    return [part for part in plan.things[0].patches if without and (part == 0) == (without == "salient")]
 
 
 def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | None) -> Scene:
@@ -116,29 +104,24 @@ def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | 
     kept = [number for number, mask in enumerate(masks) if mask.any() or not number]
     masks = masks[kept]
     labels = np.array([plan.things[number].label for number in kept], np.int64)
-    keypoints = np.zeros((len(kept), len(KEYPOINTS), 3), np.float32)
-    for row, number in enumerate(kept):
-        keypoints[row] = locate(plan.things[number], masks[row], () if number else removed(plan, without))
-    of_class = np.zeros(len(plan.things) + 1, np.uint8)
-    of_class[1:] = [thing.label + 1 for thing in plan.things]
+    gone = removed(plan, without)
+    points = [locate(plan.things[n], mask, () if n else gone) for n, mask in zip(kept, masks, strict=True)]
+    boxes, of_class = [extent(mask) for mask in masks], [0, *(thing.label + 1 for thing in plan.things)]
     return Scene(
         image=image,
         label=int(labels[0]),
-        boxes=np.array([extent(mask) for mask in masks], np.float32),
+        boxes=np.array(boxes, np.float32),
         labels=labels,
         masks=masks,
         parts=part * masks,
-        keypoints=keypoints,
-        semantic=of_class[owner],
+        keypoints=np.array(points),
+        semantic=np.array(of_class, np.uint8)[owner],
     )
 
 
 def extent(mask: np.ndarray) -> tuple[int, int, int, int]:
     """x0 y0 x1 y1 around the pixels of a mask (H, W); zeros if it is empty."""
-    columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
-    if not len(rows):
-        return 0, 0, 0, 0
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+    return Image.fromarray(mask).getbbox() or (0, 0, 0, 0)
 
 
 def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
@@ -157,11 +140,9 @@ def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
 
 
 class Scenes:
-    """A source of `count` scenes, drawn when first needed and kept.
+    """A source of `count` scenes, drawn when first needed and kept; other arguments are as for `draw_scene`.
 
     Args:
-        count: Number of scenes. Each class is the main one equally often, give or take one.
-        size, seed, split, without, classes: As for `draw_scene`.
         cache: Folder that keeps the images, shared by all processes and runs. Without one, each process keeps them in
             memory if all of them take less than 256 MB.
     """

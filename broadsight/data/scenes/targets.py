@@ -11,13 +11,13 @@ from torchvision import tv_tensors
 from ..decoding import decode
 from ..view import Rows
 from . import Scene, Scenes, annotate, compose
-from .objects import KEYPOINT_PAIRS, KEYPOINTS
+from .objects import KEYPOINTS
 
 SKELETON = tuple((0, other) for other in range(1, len(KEYPOINTS)))  # lines from the centre to all others
 
 
 class _Drawn(Rows, Dataset):
-    """Scenes with targets. A sub-class makes the target of a scene."""
+    """Scenes with targets, which a sub-class makes."""
 
     notes = ()
 
@@ -52,15 +52,10 @@ class SceneObjects(_Drawn):
     """Scenes with the targets of `CocoDataset`; objects without a visible pixel are left out.
 
     The area is that of the visible mask, `image_id` the number of the scene. Label 1 is the first class, 0 the
-    background; `category_ids` maps labels to themselves. `keypoint_pairs` change places when an image is mirrored.
-
-    Args:
-        masks, keypoints: Whether targets have them.
-        channels: 3 for RGB, 1 for grey images.
+    background; `category_ids` maps labels to themselves.
     """
 
     keypoint_names = KEYPOINTS
-    keypoint_pairs = KEYPOINT_PAIRS
 
     def __init__(self, scenes: Scenes, *, masks: bool = True, keypoints: bool = False, channels: int = 3):
         super().__init__(scenes, channels)

@@ -8,7 +8,7 @@ from torchvision.ops import masks_to_boxes
 
 from broadsight.data import scenes as scenes_module
 from broadsight.data.scenes import Scenes
-from broadsight.data.scenes.objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS
+from broadsight.data.scenes.objects import CLASSES, KEYPOINTS
 from broadsight.data.scenes.targets import SKELETON, SceneMasks, SceneObjects
 
 
@@ -21,7 +21,7 @@ def test_objects__targets_are_those_of_the_masks(scenes):
     data = SceneObjects(scenes, keypoints=True)
     assert (len(data), data.name(3), data.classes) == (12, "scenes/train/000003", CLASSES)
     assert data.category_ids == {label: label for label in range(1, len(CLASSES) + 1)}
-    assert (data.keypoint_names, data.keypoint_pairs) == (KEYPOINTS, KEYPOINT_PAIRS)
+    assert data.keypoint_names == KEYPOINTS
     seen = 0
     for i in range(len(data)):
         image, target = data[i]

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
-from broadsight.dense.detector import SteadyBatchNorm2d
-from broadsight.dense.detector import FeaturePyramid, StridedAnchors
+from broadsight.dense.detector import FeaturePyramid, SteadyBatchNorm2d, StridedAnchors
 from broadsight.dense.stages import open_stages
 from tests.refusals import refused
 
