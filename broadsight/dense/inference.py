@@ -1,6 +1,7 @@
 """One prediction from several views of an image: mirrored, scaled or cut into windows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -9,92 +10,72 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from ..errors import check_choice
 from .pose import mirrored_order
 
 Prediction = dict[str, Tensor]
 
 
-@torch.no_grad()
-def detect_with_flip(
-    model: nn.Module,
-    images: Sequence[Tensor],
-    flip: bool = True,
-    scales: Sequence[float] = (1.0,),
-    keypoint_pairs: Sequence[tuple[int, int]] = (),
-    iou: float = 0.5,
-    max_detections: int = 100,
-) -> list[Prediction]:
-    """Objects found in images (C, H, W), in their mirror images, and in both at several scales, the best first.
+@dataclass(frozen=True)
+class Views:
+    """The views of an image that a model predicts on."""
 
-    Boxes of a class from several views that overlap by `iou` are one object, with the box, mask and keypoints of the
-    view that has the highest score. A model of fixed `image_size` resizes every view, so that scales have no effect.
+    flip: bool = False  # the mirror image as well
+    scales: tuple[float, ...] = (1.0,)
+    short_side: int | None = None  # that images for segmentation are resized to; None keeps their size
+    long_side: int | None = None
+    slide: bool = False  # overlapping windows of short_side x short_side, for segmentation
+
+    def each(self) -> list[tuple[float, bool]]:
+        """Scale and whether mirrored."""
+        return list(product(self.scales, (False, True) if self.flip else (False,)))
+
+
+@torch.no_grad()
+def detect(
+    model: nn.Module, images: Sequence[Tensor], views: Views, keypoint_pairs: Sequence[tuple[int, int]] = ()
+) -> list[Prediction]:
+    """Objects found in views of images (C, H, W) with values 0 to 1, the best first.
+
+    Overlapping boxes of a class from several views are one object, with the box, mask and keypoints of the view that
+    has the highest score. A model of fixed `image_size` resizes every view to it, so that scales have no effect.
     `keypoint_pairs` are those that a mirror swaps, such as left and right eye.
     """
-    _check_evaluating(model, scales)
-    views = _views(scales, flip)
-    if views == [(1.0, False)]:
+    _check_evaluating(model, views)
+    if views.each() == [(1.0, False)]:
         return model(list(images))
     answers = []
-    for scale, mirrored in views:
+    for scale, mirrored in views.each():
         given = [_resize(image, _scaled(image.shape[-2:], scale)) for image in images]
         found = model([image.flip(-1) for image in given] if mirrored else given)
         if mirrored:
             found = [_mirror(one, image.shape[-1], keypoint_pairs) for one, image in zip(found, given, strict=True)]
         answers.append([_stretch(*pair) for pair in zip(found, given, images, strict=True)])
     pairs = zip(zip(*answers, strict=True), images, strict=True)
-    return [_merge(one, image.shape[-2:], iou, max_detections) for one, image in pairs]
+    return [_merge(one, image.shape[-2:]) for one, image in pairs]
 
 
 @torch.no_grad()
-def segment(
-    model: nn.Module,
-    image: Tensor,
-    *,
-    short_side: int | None = None,
-    long_side: int | None = None,
-    mode: str = "whole",
-    crop: tuple[int, int] = (512, 512),
-    stride: tuple[int, int] = (341, 341),
-    scales: Sequence[float] = (1.0,),
-    flip: bool = False,
-    window_batch: int = 4,
-) -> Tensor:
-    """Probabilities of the classes in every pixel of an image: (C, H, W) with values 0 to 1 -> (K, H, W).
-
-    Args:
-        short_side, long_side: Resize the image to this shorter side, but no further than to this longer one.
-        mode: "whole", or "slide" for overlapping windows, whose scores are averaged.
-        crop, stride: Height and width of a window, and the steps between windows; the last one ends with the image.
-        scales, flip: Factors on top of that size, and whether to add mirror images; probabilities are averaged.
-        window_batch: Windows in one batch.
-    """
-    _check_evaluating(model, scales)
-    check_choice("mode", mode, ("whole", "slide"))
-    if mode == "slide" and not all(0 < step <= side for step, side in zip(stride, crop, strict=True)):
-        what = f"stride={stride} with crop={crop}"
-        raise ValueError(f"{what}; expected steps from 1 to the window, or pixels are left out")
+def segment(model: nn.Module, image: Tensor, views: Views) -> Tensor:
+    """Probabilities of the classes in every pixel, averaged over views: (C, H, W), values 0 to 1 -> (K, H, W)."""
+    _check_evaluating(model, views)
     size = image.shape[-2:]
-    factor = resize_factor(size, short_side, long_side)
+    factor, side = resize_factor(size, views.short_side, views.long_side), views.short_side or min(size)
     total: Any = None
-    for scale, mirrored in _views(scales, flip):
-        view = _resize(image, _scaled(size, factor * scale))[None]
-        given = view.flip(-1) if mirrored else view
-        scores = model(given) if mode == "whole" else slide(model, given, crop, stride, window_batch)
+    for scale, mirrored in views.each():
+        given = _resize(image, _scaled(size, factor * scale))[None]
+        given = given.flip(-1) if mirrored else given
+        scores = slide(model, given, side, max(1, side * 2 // 3)) if views.slide else model(given)
         scores = scores.flip(-1) if mirrored else scores
         shares = _resize(scores[0].float(), size, antialias=False).softmax(0)
         total = shares if total is None else total.add_(shares)
-    return total / (len(scales) * (1 + flip))
+    return total / len(views.each())
 
 
-def slide(
-    model: nn.Module, image: Tensor, crop: tuple[int, int], stride: tuple[int, int], window_batch: int = 4
-) -> Tensor:
-    """Scores (1, K, H, W) of an image (1, C, H, W), averaged over the windows that contain a pixel."""
-    size = height, width = image.shape[-2:]
-    high, wide = min(crop[0], height), min(crop[1], width)
-    corners = product(*map(window_starts, size, crop, stride))
-    windows = [(..., slice(top, top + high), slice(left, left + wide)) for top, left in corners]
+def slide(model: nn.Module, image: Tensor, side: int, step: int, window_batch: int = 4) -> Tensor:
+    """Scores (1, K, H, W) of an image (1, C, H, W), averaged over the square windows that contain a pixel."""
+    size = image.shape[-2:]
+    tops, lefts = (window_starts(length, side, step) for length in size)
+    windows = [(..., slice(top, top + side), slice(left, left + side)) for top, left in product(tops, lefts)]
     total: Any = None
     covers = image.new_zeros(size)
     for start in range(0, len(windows), window_batch):
@@ -121,10 +102,6 @@ def resize_factor(size: Sequence[int], short_side: int | None, long_side: int | 
             raise ValueError(f"{name}={side}; expected pixels, or None")
     factor = 1.0 if short_side is None else short_side / min(size)
     return factor if long_side is None else min(factor, long_side / max(size))
-
-
-def _views(scales: Sequence[float], flip: bool) -> list[tuple[float, bool]]:
-    return list(product(scales, (False, True) if flip else (False,)))
 
 
 def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
@@ -162,10 +139,10 @@ def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
     return found
 
 
-def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, most: int) -> Prediction:
+def _merge(views: Sequence[Prediction], size: Sequence[int]) -> Prediction:
     """One prediction from those of all views, the best first."""
     every = {key: torch.cat([view[key] for view in views]) for key in views[0] if key != "masks"}
-    keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], iou)[:most]
+    keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], 0.5)[:100]
     merged = {key: values[keep] for key, values in every.items()}
     if "masks" in views[0]:
         every_mask = [mask for view in views for mask in view["masks"]]
@@ -174,8 +151,8 @@ def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, most: i
     return merged
 
 
-def _check_evaluating(model: nn.Module, scales: Sequence[float]) -> None:
+def _check_evaluating(model: nn.Module, views: Views) -> None:
     if model.training:
         raise ValueError("the model is in training mode; call model.eval() first")
-    if not scales or not all(scale > 0 for scale in scales):
-        raise ValueError(f"scales={list(scales)}; expected one or more factors above 0")
+    if not views.scales or not all(scale > 0 for scale in views.scales):
+        raise ValueError(f"scales={list(views.scales)}; expected one or more factors above 0")

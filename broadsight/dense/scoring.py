@@ -5,7 +5,6 @@ With several processes, each scores its own images, and their states are merged.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,22 +14,12 @@ from ..data.dense.pose_geometry import apply_affine
 from ..visual.metrics import GOALS
 from .average_precision import AveragePrecision
 from .coco_results import to_results
-from .inference import detect_with_flip, segment
+from .inference import Views as Views
+from .inference import detect, segment
 from .pose import decode, flip_test
 from .segmentation_scores import SegmentationScores
 
 KINDS = {"detect": ("box",), "instances": ("box", "mask"), "keypoints": ("box", "keypoint")}
-
-
-@dataclass(frozen=True)
-class Views:
-    """The views of an image that a model predicts on."""
-
-    flip: bool = False  # the mirror image as well
-    scales: tuple[float, ...] = (1.0,)
-    short_side: int | None = None  # that images for segmentation are resized to; None keeps their size
-    long_side: int | None = None
-    slide: bool = False  # overlapping windows of short_side x short_side, for segmentation
 
 
 class Scorer:
@@ -95,7 +84,7 @@ class ObjectScorer(Scorer):
     def find(self, model: nn.Module, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """Objects in images of bytes (C, H, W)."""
         given = [image.to(self.device).float() / 255 for image in images]
-        return detect_with_flip(model, given, self.views.flip, self.views.scales, self.flip_pairs)
+        return detect(model, given, self.views, self.flip_pairs)
 
     def add(self, model: nn.Module, batch: Any) -> int:
         found = self.find(model, batch.images)
@@ -115,12 +104,7 @@ class PixelScorer(Scorer):
 
     def find(self, model: nn.Module, image: Tensor) -> Tensor:
         """Probabilities (K, H, W) of the classes in an image of bytes (C, H, W)."""
-        views = self.views
-        side = views.short_side or min(image.shape[-2:])
-        step = max(1, side * 2 // 3)
-        options: dict[str, Any] = dict(short_side=views.short_side, long_side=views.long_side, flip=views.flip)
-        options |= dict(scales=views.scales, mode="slide" if views.slide else "whole")
-        return segment(model, image.to(self.device).float() / 255, crop=(side, side), stride=(step, step), **options)
+        return segment(model, image.to(self.device).float() / 255, self.views)
 
     def add(self, model: nn.Module, batch: Any) -> int:
         for image, target in zip(batch.images, batch.targets, strict=True):

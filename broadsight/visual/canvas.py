@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from .colours import BLACK, WHITE, Colour
+from .colours import Colour
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,6 @@ def line_width(canvas: Image.Image) -> int:
 
 def blend(pixels: np.ndarray, over: np.ndarray | Colour, opacity: float) -> np.ndarray:
     return np.rint((1 - opacity) * pixels.astype(np.float32) + opacity * np.asarray(over, np.float32)).astype(np.uint8)
-
-
-def dashed_rectangle(image: Image.Image, box: tuple[int, int, int, int], width: int) -> None:
-    """White dashes on a black line, visible on any background; right and bottom are inside of the box."""
-    pen = ImageDraw.Draw(image)
-    left, top, right, bottom = box
-    pen.rectangle(box, outline=BLACK, width=width)
-    dash = 4 * width
-    rows, columns = (top, max(bottom - width + 1, top)), (left, max(right - width + 1, left))
-    dashes = [(x, y, dash, width) for x in range(left, right + 1, 2 * dash) for y in rows]
-    dashes += [(x, y, width, dash) for y in range(top, bottom + 1, 2 * dash) for x in columns]
-    for x, y, across, down in dashes:
-        pen.rectangle((x, y, min(x + across - 1, right), min(y + down - 1, bottom)), fill=WHITE)
 
 
 def array(values: Any) -> np.ndarray:

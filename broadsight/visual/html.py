@@ -16,7 +16,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u20
 
 
 def render(template: str, **data: Any) -> str:
-    """HTML of a template, "report/page" for `broadsight/report/templates/page.html`; all text of the data is escaped."""
+    """HTML of a template, "report/page" for `broadsight/report/templates/page.html`; text of the data is escaped."""
     room, name = template.split("/")
     return environment().get_template(f"{room}/templates/{name}.html").render(**data)
 

@@ -9,7 +9,6 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from .canvas import dashed_rectangle
 from .colours import WHITE, Colour, ink
 
 # Tried in turn for letters that Pillow's own font, None, lacks: nearly all beyond English.
@@ -25,12 +24,11 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a legend: a name, its amount, and the colours that share its swatch, or a dashed outline as swatch."""
+    """A line of a legend: a name, its amount, and the colours that share its swatch."""
 
     name: str
     amount: str
     colours: tuple[Colour, ...]
-    dashed: bool = False
 
 
 def letter_size(image: Image.Image) -> int:
@@ -162,14 +160,12 @@ def _draw_entry(canvas: Image.Image, place: tuple[int, int], entry: Entry, size:
     (x, y), side, count = place, round(1.1 * size), len(entry.colours)
     pen, top = ImageDraw.Draw(canvas), y + round(0.3 * size)
     swatch = x, top, x + side - 1, top + side - 1
-    if entry.dashed:
-        dashed_rectangle(canvas, swatch, max(1, size // 8))
-    elif entry.colours:
+    if entry.colours:
         for i, part in enumerate(entry.colours):
             left, right = x + side * i // count, x + side * (i + 1) // count - 1
             pen.rectangle((left, top, max(left, right), swatch[3]), fill=part)
         pen.rectangle(swatch, outline=EDGE)
-    start, base = x + side + size // 2 if entry.colours or entry.dashed else x, y + round(1.2 * size)
+    start, base = x + side + size // 2 if entry.colours else x, y + round(1.2 * size)
     amount, amount_font = _font(entry.amount, size)
     room = x + width - start - (_length(f"  {amount}", size) if amount else 0)
     name, font = fitting(entry.name, size, room)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
 
-from .canvas import array, blend, by, class_name, dashed_rectangle, enlarged, line_width, resampling
+from .canvas import array, blend, by, class_name, enlarged, line_width, resampling
 from .class_maps import draw_semantic as draw_semantic
 from .class_maps import palette_png as palette_png
 from .colours import Colour, colour, ink
@@ -33,7 +33,6 @@ def draw_objects(
     skeleton: Sequence[tuple[int, int]] = (),
     keypoint_threshold: float = 0.3,
     legend: bool = True,
-    ground_truth: Mapping[str, Any] | None = None,
 ) -> Image.Image:
     """Objects on their image, in RGB; a small image is enlarged by a whole factor.
 
@@ -46,7 +45,6 @@ def draw_objects(
         skeleton: Pairs of keypoints, from 0, that are joined by a limb.
         keypoint_threshold: The lowest of keypoints_scores that is drawn, in the model's own unit.
         legend: Whether to list the classes and their numbers of objects.
-        ground_truth: A target whose boxes are drawn too, dashed.
     """
     objects = _kept(prediction, threshold, image.size)
     canvas, factor = enlarged(image)
@@ -55,16 +53,12 @@ def draw_objects(
     by_instance = points is not None and len(class_names) == 1  # with one class, colours distinguish the objects
     colours = [colour(int(index)) for index in (np.arange(len(labels)) if by_instance else labels - 1)]
     boxes = [_pixels(box, factor, canvas.size) for box in objects["boxes"]]
-
     worst_first = range(len(labels) - 1, -1, -1)  # the highest score is drawn last, on top
     if "masks" in objects:
         for i in worst_first:
             _draw_mask(canvas, objects["masks"][i], colours[i], width)
     for i in worst_first:
         ImageDraw.Draw(canvas).rectangle(boxes[i], outline=colours[i], width=width)
-    truth = [] if ground_truth is None else _kept({**ground_truth, "scores": None}, threshold, image.size)["boxes"]
-    for box in truth:
-        dashed_rectangle(canvas, _pixels(box, factor, canvas.size), max(1, width // 2))
     if points is not None:
         if max(map(max, skeleton), default=-1) >= points.shape[1]:
             raise ValueError(f"skeleton joins keypoint {max(map(max, skeleton))}; there are {points.shape[1]}, from 0")
@@ -77,15 +71,11 @@ def draw_objects(
     draw_labels(canvas, boxes, names, amounts, colours, brief=legend and len(names) > 12)
     if not legend:
         return canvas
-
     entries = []
     for label, count in sorted(Counter(labels.tolist()).items(), key=lambda pair: (-pair[1], pair[0])):
         swatch = tuple(colours[:4]) if by_instance else (colour(label - 1),)
         entries.append(Entry(class_name(class_names, label - 1), f"{count:,}", swatch))
     nothing = "nothing found" if scores is None else f"nothing found with a score of {threshold:g} or more"
-    if ground_truth is not None:
-        entries = entries or [Entry(nothing, "", ())]
-        entries.append(Entry("ground truth", f"{len(truth):,}", (), dashed=True))
     return with_legend(canvas, entries, nothing)
 
 

@@ -134,25 +134,6 @@ def test_training__is_a_function_of_the_seed():
     assert torch.equal(first, same) and torch.equal(one["heatmaps"], two["heatmaps"]) and not torch.equal(first, other)
 
 
-def test_detections__instead_of_labelled_boxes():
-    found = [
-        dict(boxes=torch.tensor([[60.0, 50, 100, 100], [0, 0, 8, 8]]), scores=torch.tensor([0.5, 0.25])),
-        dict(boxes=torch.zeros(0, 4), scores=torch.zeros(0)),
-        dict(boxes=torch.tensor([[1.0, 2, 3, 4]]), scores=torch.tensor([1.0]), labels=torch.tensor([3])),
-    ]
-    data = crops(detections=found)
-    assert [data.name(i) for i in range(len(data))] == ["0.png#0", "0.png#1", "2.png#0"]
-    pixels, target = data[0]
-    assert torch.equal(pixels, crops()[0][0])  # the same box
-    assert target["weights"].tolist() == [0, 0, 0] and target["heatmaps"].max() == 0
-    keys = ("image", "place", "image_id", "score", "label")
-    metas = [tuple(data[i][1]["meta"][key] for key in keys) for i in range(3)]
-    assert metas == [(0, 0, 100, 0.5, 1), (0, 1, 100, 0.25, 1), (2, 0, 102, 1.0, 3)]
-    assert len(crops(detections=[found[1]] * 3)) == 0
-    refused("detections are for 1 images; expected one of each of 3", crops, detections=found[:1])
-    refused("no keypoints to learn from", crops, detections=found, training=True)
-
-
 def test_crops__none_at_all(monkeypatch):
     monkeypatch.setattr(Dots, "__len__", lambda self: 0)
     refused("no object has a labelled keypoint", crops)

@@ -21,15 +21,12 @@ def says(predictor, scores=None, deltas=None):
         predictor.bbox_pred.bias.data = torch.tensor(deltas, dtype=torch.float).flatten()
 
 
-def test_stages__thresholds_and_codes():
-    steps = small("cascade").roi_heads.steps
-    assert [step.proposal_matcher.high_threshold for step in steps] == [0.5, 0.6, 0.7]
-    assert [step.proposal_matcher.low_threshold for step in steps] == [0.5, 0.6, 0.7]
-    assert [step.box_coder.weights for step in steps] == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
-
-
 def test_refined__by_the_class_of_the_box():
-    step = small("cascade").roi_heads.steps[1]  # codes with 20 and 10
+    steps = small("cascade").roi_heads.steps
+    matchers = [step.proposal_matcher for step in steps]
+    assert [(one.high_threshold, one.low_threshold) for one in matchers] == [(0.5, 0.5), (0.6, 0.6), (0.7, 0.7)]
+    assert [step.box_coder.weights for step in steps] == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
+    step = steps[1]  # codes with 20 and 10
     boxes = [torch.tensor([[10.0, 10, 30, 30], [10, 10, 30, 30]]), torch.tensor([[40.0, 40, 60, 60]])]
     deltas = torch.zeros(3, 4, 4)
     deltas[:, 1, 0] = 4.0  # 4 / 20 of 20 pixels: 4 to the right

@@ -24,14 +24,6 @@ def small(name: str, num_classes: int = 3, **options) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits__are_of_the_images_size(name):
-    model = small(name).eval()
-    for size in ((64, 96), (65, 47), (33, 130), (20, 17)):
-        with torch.no_grad():
-            assert model(torch.rand(2, 3, *size)).shape == (2, 3, *size)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_training__learns_two_halves(name):
     model = small(name, 2, dropout=0.0, norm="group").train()  # no statistics that lag behind
     images = torch.rand(2, 3, 64, 64)
@@ -98,6 +90,7 @@ def test_masks_without_a_class__loss_is_zero_and_gradients_are_there(name, weigh
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_upernet__trains_on_one_image(norm):
+    assert [group_norm(n).num_groups for n in (512, 48, 8, 7)] == [32, 8, 4, 1]  # two channels at least in a group
     model = small("upernet", norm=norm).train()
     pooled = model.decoder.decoder.psp.blocks[0][1][1]  # the norm of what is pooled to a single position
     losses = model(torch.rand(1, 3, 64, 64), torch.randint(3, (1, 64, 64)))
@@ -106,10 +99,6 @@ def test_upernet__trains_on_one_image(norm):
         assert pooled.num_batches_tracked == 0  # left alone
         model(torch.rand(2, 3, 64, 64), torch.randint(3, (2, 64, 64)))
         assert pooled.num_batches_tracked == 1
-
-
-def test_group_norm__two_channels_at_least_in_a_group():
-    assert [group_norm(n).num_groups for n in (512, 48, 8, 7)] == [32, 8, 4, 1]
 
 
 def test_enlarged__cells_stay_where_they_are():
@@ -136,9 +125,11 @@ def test_semantic_fpn__sums_its_branches():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_and_channels_last__give_about_the_same(name):
+def test_logits__of_the_images_size_and_about_the_same_in_bfloat16_and_channels_last(name):
     model, images = small(name, norm="group").eval(), torch.rand(2, 3, 64, 64)
     with torch.no_grad():
+        for size in ((65, 47), (33, 130), (20, 17)):
+            assert model(torch.rand(2, 3, *size)).shape == (2, 3, *size)
         logits = model(images)
         last = dict(memory_format=torch.channels_last)
         found = copy.deepcopy(model).to(**last)(images.contiguous(**last))
@@ -150,16 +141,10 @@ def test_bfloat16_and_channels_last__give_about_the_same(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_export__gives_the_same(name):
-    model, images = small(name).eval(), torch.rand(1, 3, 40, 56)
+def test_export_and_compile__whole_graph_gives_the_same(name):
+    model, images, masks = small(name).eval(), torch.rand(2, 3, 40, 56), torch.randint(3, (2, 40, 56))
     program = torch.export.export(model, (images,))
     torch.testing.assert_close(program.module()(images), model(images))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_compile__whole_graph_gives_the_same(name):
-    model, images, masks = small(name).eval(), torch.rand(2, 3, 64, 64), torch.randint(3, (2, 64, 64))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), model(images), atol=1e-4, rtol=1e-4)
     model.train()

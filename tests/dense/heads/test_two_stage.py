@@ -9,20 +9,15 @@ from broadsight.dense.heads.two_stage import RegionPool
 from .small import small, target
 
 
-def test_predictions__none_is_an_empty_one():
-    model = small("mask_rcnn", box_score_thresh=1.0).eval()
-    with torch.no_grad():
-        (found,) = model([torch.rand(3, 64, 80)])
-    assert found["boxes"].shape == (0, 4) and found["masks"].shape == (0, 1, 64, 80)
-
-
-def test_labels__background_is_zero():
-    model = small("faster_rcnn", box_score_thresh=0.5).eval()
+def test_predictions__labels_count_the_background_and_none_is_an_empty_one():
+    model = small("mask_rcnn", box_score_thresh=0.5).eval()
     nn.init.zeros_(model.roi_heads.box_predictor.cls_score.weight)
-    model.roi_heads.box_predictor.cls_score.bias.data = torch.tensor([0.0, 0, 9, 0])
-    with torch.no_grad():
-        (found,) = model([torch.rand(3, 64, 80)])
-    assert set(found["labels"].tolist()) == {2}
+    for sure, labels in ((9.0, {2}), (0.0, set())):
+        model.roi_heads.box_predictor.cls_score.bias.data = torch.tensor([0, 0, sure, 0])
+        with torch.no_grad():
+            (found,) = model([torch.rand(3, 64, 80)])
+        assert set(found["labels"].tolist()) == labels
+    assert found["boxes"].shape == (0, 4) and found["masks"].shape == (0, 1, 64, 80)
 
 
 def test_region_pool__knows_strides_of_small_padded_images():
