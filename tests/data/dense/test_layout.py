@@ -68,15 +68,12 @@ def test_coco__several_of_one_part_are_refused(tmp_path):
     refused(r"has several COCO files: a.json, b.json; give the path of one", find_parts, tmp_path, "detect")
     for name in ("train", "val"):
         coco(tmp_path / "whole" / "train" / f"{name}.json", tmp_path / "whole" / "train" / "a.png")
-    with pytest.raises(ValueError, match=r"train holds train/train.json, train/val.json; keep one of them there"):
-        find_parts(tmp_path / "whole", "detect")
-
-
-def test_coco__others_beside_train_and_val_are_told(tmp_path):
-    for name in ("train", "val", "mini"):
-        coco(tmp_path / f"{name}.json", tmp_path / "a.png")
-    assert found(tmp_path).keys() == {"train", "val", "unused 1"}
-    assert found(tmp_path)["unused 1"][2] == "mini.json"
+    words = r"train holds train/train.json, train/val.json; keep one of them there"
+    refused(words, find_parts, tmp_path / "whole", "detect")
+    for name in ("train", "val", "mini"):  # others beside train and val are told
+        coco(tmp_path / "mini" / f"{name}.json", tmp_path / "mini" / "a.png")
+    assert found(tmp_path / "mini").keys() == {"train", "val", "unused 1"}
+    assert found(tmp_path / "mini")["unused 1"][2] == "mini.json"
 
 
 @pytest.mark.parametrize(("images", "masks"), [("images", "masks"), ("JPEGImages", "SegmentationClass")])
@@ -98,11 +95,8 @@ def test_masks__divided_inside_or_outside(tmp_path):
     for name in ("train", "val"):
         make_image(outside / name / "images" / "a.png", outside / name / "masks" / "a.png")
     assert found(outside, "segment") == {key: ("masks", f"{key}/images", f"{key}/masks") for key in ("train", "val")}
-
-
-def test_masks__a_part_without_them_is_no_part(tmp_path):
     make_image(tmp_path / "images/train/a.png", tmp_path / "images/val/b.png", tmp_path / "masks/train/a.png")
-    assert found(tmp_path, "segment") == {"train": ("masks", "images/train", "masks/train")}
+    assert found(tmp_path, "segment") == {"train": ("masks", "images/train", "masks/train")}  # val has no masks
 
 
 def test_masks__before_a_coco_file_for_segment_alone(tmp_path):
@@ -116,10 +110,11 @@ def test_masks__before_a_coco_file_for_segment_alone(tmp_path):
 def test_nothing__is_said_in_one_line(tmp_path):
     make_image(tmp_path / "photos" / "a.png")
     refused("holds no labelled images; expected a COCO JSON file", find_parts, tmp_path, "detect")
-    with pytest.raises(FileNotFoundError, match=r"no such data: .*photo; did you mean .*photos\?"):
-        find_parts(tmp_path / "photo", "detect")
-    refused(r"no such data: scene; did you mean scenes\?", find_parts, "scene", "detect", error=FileNotFoundError)
-    with pytest.raises(FileNotFoundError, match=r"give a COCO .json, a folder with images and labels, or scenes"):
-        find_parts(tmp_path / "xyz" / "w", "detect")
+    for place, words in (
+        (tmp_path / "photo", r"no such data: .*photo; did you mean .*photos\?"),
+        ("scene", r"no such data: scene; did you mean scenes\?"),
+        (tmp_path / "xyz" / "w", r"give a COCO .json, a folder with images and labels, or scenes"),
+    ):
+        refused(words, find_parts, place, "detect", error=FileNotFoundError)
     (tmp_path / "list.txt").write_text("a")
     refused(r"list.txt is not a COCO file", find_parts, tmp_path / "list.txt", "detect")

@@ -2,17 +2,8 @@
 
 import torch
 
-from broadsight.data.dense.object_geometry import (
-    GROUND,
-    crop,
-    crop_planes,
-    flip,
-    ground_of,
-    left_over,
-    resize,
-    resize_masks,
-    take,
-)
+from broadsight.data.dense import object_geometry as geometry
+from broadsight.data.dense.object_geometry import GROUND, crop, crop_planes, flip, left_over, resize, resize_masks
 
 
 def sample():
@@ -35,15 +26,12 @@ def test_resize__by_hand():
     pixels, target = sample()
     bigger, moved = resize(pixels, target, (8, 18))
     assert bigger.shape == (3, 8, 18) and bigger.dtype == torch.uint8
-    assert moved["boxes"].tolist() == [[0, 2, 9, 6], [15, 6, 18, 8]]
-    assert moved["area"].tolist() == [30, 6]
-    assert moved["keypoints"].tolist() == [[[1.5, 3, 2], [7.5, 5, 1]], [[16.5, 7, 2], [0, 0, 0]]]
+    lists = {key: moved[key].tolist() for key in ("boxes", "area", "keypoints", "labels")}
+    points = [[[1.5, 3, 2], [7.5, 5, 1]], [[16.5, 7, 2], [0, 0, 0]]]
+    assert lists == dict(boxes=[[0, 2, 9, 6], [15, 6, 18, 8]], area=[30, 6], keypoints=points, labels=[4, 7])
     assert torch.equal(moved["masks"], target["masks"].repeat_interleave(2, 1).repeat_interleave(3, 2))
-    assert moved["labels"].tolist() == [4, 7] and moved["image_id"] == 9
+    assert moved["image_id"] == 9
     assert target["boxes"].tolist() == [[0, 1, 3, 3], [5, 3, 6, 4]]  # what was given is left alone
-
-
-def test_resize_masks__takes_the_pixel_at_the_centre_and_takes_none():
     line = torch.arange(6, dtype=torch.uint8).reshape(1, 1, 6)
     assert resize_masks(line, (1, 2)).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
     assert resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
@@ -70,16 +58,10 @@ def test_crop__beyond_the_image_shows_the_ground():
     assert moved["masks"].sum() == target["masks"].sum() and moved["masks"][1, 4, 7] == 1
     assert moved["boxes"].tolist() == [[2, 2, 5, 4], [7, 4, 8, 5]]
     assert left_over(moved, 7, 9)["keypoints"].tolist() == [[[2.5, 2.5, 2], [4.5, 3.5, 1]], [[7.5, 4.5, 2], [0, 0, 0]]]
-
-
-def test_crop_planes__of_which_nothing_is_in_the_window():
+    # of which nothing is in the window, and of grey images
     assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (-5, 0, 3, 2), 255).tolist() == [[[255] * 2] * 3]
     assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (0, 4, 1, 2), 7).tolist() == [[[7, 7]]]
-
-
-def test_ground__of_grey_images():
-    assert ground_of(torch.zeros(1, 2, 2)) == (114,)
-    assert ground_of(torch.zeros(3, 2, 2)) == GROUND
+    assert geometry.ground_of(torch.zeros(1, 2, 2)) == (114,) and geometry.ground_of(torch.zeros(3, 2, 2)) == GROUND
 
 
 def test_flip__swaps_left_and_right():
@@ -103,9 +85,3 @@ def test_left_over__drops_slivers_and_objects_of_which_nothing_is_seen():
     shapes = {key: tuple(value.shape) for key, value in left.items() if key != "image_id"}
     assert shapes == dict(boxes=(0, 4), labels=(0,), area=(0,), masks=(0, 4, 6), keypoints=(0, 2, 3))
     assert left["image_id"] == 9
-
-
-def test_take__keeps_what_is_not_per_object():
-    _, target = sample()
-    some = take(target, torch.tensor([False, True]))
-    assert some["labels"].tolist() == [7] and some["image_id"] == 9 and some["masks"].shape == (1, 4, 6)

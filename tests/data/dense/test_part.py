@@ -40,24 +40,27 @@ def test_part__of_scenes():
     assert test.images.name(0) == "scenes/test/000000"
 
 
-def test_part__refusals(coco, tmp_path):
-    with pytest.raises(ValueError, match="has classes that the model has not: red; remove them"):
-        open_dense_part(str(coco), "detect", classes=("green",), category_ids={1: 3})
-    with pytest.raises(ValueError, match="has no part 'val'; it has all; leave --part out, or give --split"):
-        open_dense_part(str(coco), "detect", "val", **MODEL)
+@pytest.fixture
+def changed(coco, tmp_path):
+    """The same file with other content."""
+    (tmp_path / "images").symlink_to(coco.parent / "images")
+
+    def write(**content) -> str:
+        (tmp_path / "other.json").write_text(json.dumps(json.loads(coco.read_text("utf-8")) | content), "utf-8")
+        return str(tmp_path / "other.json")
+
+    return write
+
+
+def test_part__refusals(coco, changed):
+    words = "has classes that the model has not: red; remove them"
+    refused(words, open_dense_part, str(coco), "detect", classes=("green",), category_ids={1: 3})
+    words = "has no part 'val'; it has all; leave --part out, or give --split"
+    refused(words, open_dense_part, str(coco), "detect", "val", **MODEL)
     refused("scenes have the parts train, val and test", open_dense_part, "scenes", "detect", "all", **MODEL)
     refused("no such data: nowhere", open_dense_part, "nowhere", "detect", error=FileNotFoundError, **MODEL)
-    content = json.loads(coco.read_text("utf-8"))
-    content["categories"] = [{**one, "keypoints": ["tip"]} for one in content["categories"]]
-    (tmp_path / "images").symlink_to(coco.parent / "images")
-    (tmp_path / "points.json").write_text(json.dumps(content), "utf-8")
-    with pytest.raises(ValueError, match="has keypoints tip but the model nose; expected the same"):
-        open_dense_part(str(tmp_path / "points.json"), "keypoints", keypoint_names=("nose",), **MODEL)
-
-
-def test_part__pixels_of_a_file_without_objects_are_refused(coco, tmp_path):
-    content = json.loads(coco.read_text("utf-8")) | dict(annotations=[])
-    (tmp_path / "images").symlink_to(coco.parent / "images")
-    (tmp_path / "none.json").write_text(json.dumps(content), "utf-8")
-    with pytest.raises(ValueError, match=r"none.json has no objects to evaluate on; expected annotations with masks"):
-        open_dense_part(str(tmp_path / "none.json"), "segment", classes=("background", "green", "red"), category_ids={})
+    kinds = [{**one, "keypoints": ["tip"]} for one in json.loads(coco.read_text("utf-8"))["categories"]]
+    words = "has keypoints tip but the model nose; expected the same"
+    refused(words, open_dense_part, changed(categories=kinds), "keypoints", keypoint_names=("nose",), **MODEL)
+    words, classes = "has no objects to evaluate on; expected annotations with masks", ("background", "green", "red")
+    refused(words, open_dense_part, changed(annotations=[]), "segment", classes=classes, category_ids={})

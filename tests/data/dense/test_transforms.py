@@ -49,16 +49,10 @@ def drawn(seed: int) -> tuple[Image.Image, dict]:
         y = (y1 + y2) / 2
         pixels[int(y - 3.5) : int(y + 3.5), int(x - 3.5) : int(x + 3.5), colour] = 255
         points[0, number] = int(x - 3.5) + 3.5, int(y - 3.5) + 3.5, 2
-    target = dict(
-        boxes=tv_tensors.BoundingBoxes(torch.tensor(boxes).float(), format="XYXY", canvas_size=(height, width)),
-        labels=torch.tensor([1, 2, 1]),
-        iscrowd=torch.tensor([0, 0, 1]),
-        area=torch.tensor(masks.sum((1, 2))).float(),
-        image_id=seed,
-        masks=tv_tensors.Mask(torch.from_numpy(masks)),
-        keypoints=torch.from_numpy(points),
-    )
-    return Image.fromarray(pixels), target
+    corners = tv_tensors.BoundingBoxes(torch.tensor(boxes).float(), format="XYXY", canvas_size=(height, width))
+    target = dict(boxes=corners, labels=torch.tensor([1, 2, 1]), iscrowd=torch.tensor([0, 0, 1]), image_id=seed)
+    target |= dict(masks=tv_tensors.Mask(torch.from_numpy(masks)), keypoints=torch.from_numpy(points))
+    return Image.fromarray(pixels), target | dict(area=torch.tensor(masks.sum((1, 2))).float())
 
 
 def coloured(pixels: torch.Tensor, label: int) -> torch.Tensor:
@@ -110,29 +104,18 @@ def test_objects__stay_where_they_are_seen(name):
     assert {other for _, other in mirrored} == ({False} if often == 0 else {True} if often == 1 else {False, True})
 
 
-def test_flip__left_becomes_right_and_is_told_by_the_colours():
-    """The dot that was drawn for the left keypoint is the right one's in the mirror, so that left stays on the left."""
-    image, target = drawn(3)
-    pixels, turned = DenseTransforms("keypoints", 48, hflip=1.0).build(True, PAIRS)(image, target)
-    x, y, _ = turned["keypoints"][0, 1].tolist()
-    assert pixels[1, int(y), int(x)] == 255
-    assert turned["keypoints"][0, 0, 0] < turned["keypoints"][0, 1, 0]
-
-
 def test_random_crop__keeps_an_object_and_shows_less():
     build = DenseTransforms("instances", 48, crop="random", hflip=0.0).build(True)
-    shares = []
+    shares = set()
     for seed in range(40):
         seed_transforms(seed)
-        image, target = drawn(seed)
-        pixels, left = build(image, target)
-        assert len(left["labels"])
-        shares.append(len(left["labels"]))
+        pixels, left = build(*drawn(seed))
+        shares.add(len(left["labels"]))
         assert min(pixels.shape[1:]) == 48 or max(pixels.shape[1:]) == 80
-    assert {1, 2} == set(shares)
+    assert {1, 2} == shares
 
 
-def test_iou_window__shows_centres_of_all_that_it_keeps():
+def test_iou_window__shows_centres_of_all_that_it_keeps(monkeypatch):
     boxes = torch.tensor([[2.0, 2, 20, 30], [30, 10, 60, 40], [1, 40, 5, 44]])
     windows = set()
     for seed in range(100):
@@ -145,11 +128,8 @@ def test_iou_window__shows_centres_of_all_that_it_keeps():
     assert windows == {(False, False), (False, True), (True, False), (True, True)}
     torch.manual_seed(0)
     assert iou_window(boxes[:0], 48, 64)[1].shape == (0,)
-
-
-def test_iou_crop__leaves_out_what_has_its_centre_elsewhere(monkeypatch):
-    drawn_window = lambda boxes, height, width: ((0, 0, height - 2, width), torch.tensor([True, False]))  # noqa: E731
-    monkeypatch.setattr(dense_transforms, "iou_window", drawn_window)
+    # What has its centre elsewhere is left out
+    monkeypatch.setattr(dense_transforms, "iou_window", lambda *_: ((0, 0, 46, 64), torch.tensor([True, False])))
     image, target = drawn(1)
     left = DenseTransforms("instances", 40, crop="iou", fixed=True).build(True)(image, target)[1]
     assert left["labels"].tolist() == [1] and len(left["masks"]) == 1
@@ -175,10 +155,7 @@ def test_size__shorter_side_and_at_most_the_longest():
     assert DenseTransforms("detect", 320, fixed=True).size_of(480, 640) == (320, 320)
     drawn_sizes = [DenseTransforms("detect", 800, 1333, resize=(0.6, 1.0)).size_of(500, 500)[0] for _ in range(300)]
     assert min(drawn_sizes) in range(480, 490) and max(drawn_sizes) in range(790, 801)
-
-
-def test_size__of_segmentation_limits_both_sides_by_the_factor():
-    settings = DenseTransforms("segment", 512)
+    settings = DenseTransforms("segment", 512)  # the factor limits both sides
     assert settings.size_of(512, 683) == (512, 683) and settings.size_of(100, 800) == (256, 2048)
     doubled = DenseTransforms("segment", 512, resize=(2.0, 2.0))
     assert doubled.size_of(512, 683) == (1024, 1366) and doubled.size_of(100, 800) == (512, 4096)
@@ -259,12 +236,8 @@ def test_segment__fixed_shows_all_of_the_image():
     pixels, moved = DenseTransforms("segment", 30, fixed=True, hflip=0.0).build(True)(image, mask)
     assert pixels.shape == (3, 30, 30)
     assert torch.equal(moved, mask.as_subclass(torch.Tensor)[(torch.arange(30) + 0.5).mul(40 / 30).long()][:, 1::2])
-
-
-def test_segment__of_ignored_pixels_alone():
-    image, mask = scene(2)
     pixels, moved = DenseTransforms("segment", 30).build(True)(image, torch.full_like(mask, 255))
-    assert (moved == 255).all()
+    assert (moved == 255).all()  # of ignored pixels alone
 
 
 @pytest.mark.parametrize("task", ["detect", "segment"])
@@ -278,7 +251,8 @@ def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
     image = image.convert(mode)
     results = []
     for strength in (0.0, 0.5, 0.5):
-        build = pickle.loads(pickle.dumps(DenseTransforms(task, 40, crop=crop, color_jitter=strength).build(True)))
+        settings = DenseTransforms(task, 40, crop=crop, resize=(0.5, 1.5), color_jitter=strength)
+        build = pickle.loads(pickle.dumps(settings.build(True)))
         seen = []
         for seed in range(8):
             seed_transforms(7, seed)
@@ -286,21 +260,8 @@ def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
             assert seen[-1].dtype == torch.uint8 and len(seen[-1]) == len(mode.strip("L") or "L")
         results.append(seen)
     without, once, again = results
-    assert all(map(torch.equal, once, again))
+    assert all(map(torch.equal, once, again)) and len({image.numpy().tobytes() for image in once}) == 8
     assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(without, once, strict=True))
-
-
-def test_seed__decides_everything():
-    build = DenseTransforms("instances", 40, resize=(0.5, 1.5), crop="random", color_jitter=0.3).build(True)
-    image, target = drawn(6)
-
-    def run(*place):
-        seed_transforms(*place)
-        return build(image, target)
-
-    (first, boxes), (same, again), (other, _) = run(3, 1), run(3, 1), run(3, 2)
-    assert torch.equal(first, same) and torch.equal(boxes["masks"], again["masks"])
-    assert first.shape != other.shape or not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
