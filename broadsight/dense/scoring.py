@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ..data.dense.pose_geometry import apply_affine
 from ..visual.metrics import GOALS
-from .average_precision import AveragePrecision
-from .coco_results import to_results
+from .average_precision import AveragePrecision, to_results
 from .inference import Views as Views
 from .inference import detect, segment
 from .pose import decode, flip_test

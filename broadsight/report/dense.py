@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..dense.coco_results import write_results
+from ..dense.average_precision import write_results
 from ..dense.scoring import defined, why_missing
 from ..evaluation.dense import DenseEvaluation, evaluate_dense, record_of
 from ..evaluation.request import Request

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from broadsight.dense.coco_results import to_results, write_results
+from broadsight.dense.average_precision import to_results, write_results
 
 pytest.importorskip("pycocotools", reason="the extra `det` is not installed")
 

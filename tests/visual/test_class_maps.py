@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from broadsight.data.sources.mask_folders import MaskFolder, read_indices
-from broadsight.visual import class_maps
-from broadsight.visual.class_maps import draw_semantic, palette_png
+from broadsight.visual import objects as drawing
 from broadsight.visual.colours import colour, ink
+from broadsight.visual.objects import draw_semantic, palette_png
 from tests.refusals import refused
 
 from .written import has_written
@@ -44,7 +44,7 @@ def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(image, m
     classes[:30], classes[299, 0], classes[290:, 390:] = 0, 7, 255
     classes[290:, 300:303] = 1
     lines = []
-    monkeypatch.setattr(class_maps, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
+    monkeypatch.setattr(drawing, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
     draw_semantic(image, classes, NAMES)
     expected = [("tree", "89.9 %", 2), ("sky", "10.0 %", 0), ("road", "< 0.1 %", 1), ("class 7", "< 0.1 %", 7)]
     assert [(e.name, e.amount, e.colours) for e in lines] == [(*pair, (colour(i),)) for *pair, i in expected]

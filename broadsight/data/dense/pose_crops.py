@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
 
-from .object_geometry import GROUND
 from .pose_geometry import apply_affine, crop_affine, encode, invert_affine
+from .transforms import GROUND
 
 TURNED = 0.6  # probability of a rotation
 

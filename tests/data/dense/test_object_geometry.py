@@ -3,7 +3,7 @@
 import torch
 
 from broadsight.data.dense import object_geometry as geometry
-from broadsight.data.dense.object_geometry import GROUND, crop, crop_planes, flip, left_over, resize, resize_masks
+from broadsight.data.dense.transforms import GROUND, crop, crop_planes, flip, left_over, resize, resize_masks
 
 
 def sample():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from broadsight.data.dense.part import open_dense_part
+from broadsight.data.dense.resolve import open_dense_part
 from tests.refusals import refused
 
 from ...training.dense_runs import write_coco

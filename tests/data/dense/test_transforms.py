@@ -9,8 +9,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from broadsight.data.dense import transforms as dense_transforms
-from broadsight.data.dense.object_geometry import GROUND
-from broadsight.data.dense.transforms import DenseTransforms, iou_window
+from broadsight.data.dense.transforms import GROUND, DenseTransforms, iou_window
 from broadsight.data.seeds import seed_transforms
 from tests.refusals import refused
 

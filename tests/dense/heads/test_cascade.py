@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.dense.heads.cascade import OneBoxPredictor, refined
+from broadsight.dense.heads.two_stage import OneBoxPredictor, refined
 
 from .small import small, target
 
