@@ -294,7 +294,6 @@ def as_coco(boxes: Tensor) -> np.ndarray:
 
 
 def write_results(entries: Iterable[dict[str, Any]], path: str | Path) -> None:
-    """Write a result file; it appears complete or not at all."""
     write_text(json.dumps(list(entries), allow_nan=False), path)
 
 
@@ -307,7 +306,6 @@ def encode_masks(masks: Tensor) -> tuple[tuple[int, int], list[bytes]]:
 
 
 def coco_masks() -> ModuleType:
-    """pycocotools' functions of run lengths."""
     try:
         from pycocotools import mask  # its encoder takes a fifth of the other package's time
     except ImportError:
@@ -319,7 +317,6 @@ def known_labels(labels: Tensor, category_ids: Mapping[int, int]) -> np.ndarray:
     """(N,) labels, after a check that each has a category."""
     listed = labels.detach().cpu().numpy().astype(np.int64).reshape(-1)
     if unknown := set(listed.tolist()) - category_ids.keys():
-        raise ValueError(
-            f"label {min(unknown)} has no category; expected labels {min(category_ids)} to {max(category_ids)}"
-        )
+        expected = f"labels {min(category_ids)} to {max(category_ids)}"
+        raise ValueError(f"label {min(unknown)} has no category; expected {expected}")
     return listed

@@ -26,25 +26,17 @@ class DetectionTransform(GeneralizedRCNNTransform):
     """Images (C, H_i, W_i) with values from 0 to 1 -> one normalised batch, padded below and at the right with zeros.
 
     In train mode images are not resized: the data pipeline has done that. Predictions are in pixels of the given image.
-
-    Args:
-        image_size: (shorter side, longest side) that images are resized to in eval mode; None keeps their size.
-        exact: Resize to `image_size` as (H, W), whatever the aspect.
-        size_divisible: Sides of the batch are multiples of this.
     """
 
-    def __init__(
-        self, stages: Stages, image_size: Sequence[int] | None = None, *, exact: bool = False, size_divisible: int = 32
-    ):
+    def __init__(self, stages: Stages, image_size: Sequence[int] | None, square: bool):
         given = image_size or (1, 1)
         if len(given) != 2 or min(given) < 1:
             raise ValueError(f"image_size={image_size}; expected two sides in pixels, such as (800, 1333), or None")
         first, second = given
-        if not exact and first > second:
+        if not square and first > second:
             raise ValueError(f"image_size={image_size}; expected the shorter side first: {(second, first)}")
-        fixed = (second, first) if exact else None  # (W, H) there
-        mean, std = list(stages.mean), list(stages.std)
-        super().__init__(first, second, mean, std, size_divisible=size_divisible, fixed_size=fixed)
+        size: dict[str, Any] = dict(size_divisible=1, fixed_size=(second, first)) if square else {}  # (W, H) there
+        super().__init__(first, second, list(stages.mean), list(stages.std), **size)
         self.image_size = None if image_size is None else (first, second)
 
     def normalize(self, image: Tensor) -> Tensor:
@@ -70,23 +62,34 @@ class Detector(nn.Module):
     Args:
         backbone: Gives maps by name, and has `stages`.
         num_classes, outputs: Classes of objects, labelled from 1, and as torchvision's class counts them.
+        image_size: (shorter side, longest side) that images are resized to in eval mode; None keeps their size.
+        square: Resize to `image_size` as (H, W), whatever the aspect.
         options: Of torchvision's class.
     """
 
     task = "detect"
     backbone: Any
-    transform: DetectionTransform
 
     def __init__(
-        self, backbone: nn.Module, transform: DetectionTransform, num_classes: int, outputs: int | None, **options: Any
+        self,
+        backbone: Any,
+        num_classes: int,
+        outputs: int | None,
+        image_size: Sequence[int] | None,
+        *,
+        square: bool = False,
+        **options: Any,
     ):
         theirs = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("torchvision."))
         accepted = set(inspect.signature(theirs).parameters) - OURS
         if unknown := sorted(options.keys() - accepted - {"size"}):  # torchvision's classes ignore what they lack
             raise TypeError(f"unexpected keyword argument {unknown[0]!r}; options are {', '.join(sorted(accepted))}")
         super().__init__(backbone, num_classes=outputs, **options)
-        self.transform, self.num_classes = transform, num_classes
+        self.transform, self.num_classes = DetectionTransform(backbone.stages, image_size, square), num_classes
         self.from_zero = outputs == num_classes  # torchvision's class has no background class then
+        for name, module in self.named_modules():
+            if name in ("head", "rpn.head") or name.endswith("_predictor"):
+                in_float32(module)
 
     @property
     def stages(self) -> Stages:

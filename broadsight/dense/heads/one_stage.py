@@ -19,26 +19,13 @@ from torchvision.models.detection.ssdlite import SSDLiteHead
 from torchvision.ops import Conv2dNormActivation, box_iou, generalized_box_iou_loss, sigmoid_focal_loss
 
 from ...errors import check_choice
-from ..detector import (
-    WIDTH,
-    DetectionTransform,
-    Detector,
-    FeaturePyramid,
-    SteadyBatchNorm2d,
-    StridedAnchors,
-    freeze_unused,
-    in_float32,
-)
+from ..detector import WIDTH, Detector, FeaturePyramid, SteadyBatchNorm2d, StridedAnchors, freeze_unused
 from ..stages import Stages
 from . import register
 
 
 class OneStage(Detector):
     """A detector with one output per anchor."""
-
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        in_float32(self.head)
 
     def raw(self, images: Tensor) -> dict[str, Tensor]:
         """What the head says of images (B, C, H, W) with values from 0 to 1, before decoding; for torch.export."""
@@ -196,7 +183,7 @@ def retinanet(
     """
     check_choice("assigner", assigner, ("iou", "atss"))
     pyramid = FeaturePyramid(stages, lowest=8, extra="c5" if assigner == "iou" else "p5", width=width)
-    given: tuple[Any, ...] = pyramid, DetectionTransform(stages, image_size), num_classes, num_classes
+    given = pyramid, num_classes, num_classes, image_size
     options = {"detections_per_img": 100, **options}
     if assigner == "atss":
         anchors = StridedAnchors(pyramid.strides, anchor_scale or 8, offset=0.5)
@@ -220,7 +207,7 @@ def fcos(
     """
     pyramid = FeaturePyramid(stages, lowest=8, extra="p5", width=width)
     options = {"score_thresh": 0.05, "anchor_generator": StridedAnchors(pyramid.strides, 1, offset=0.5), **options}
-    model: Any = FCOS(pyramid, DetectionTransform(stages, image_size), num_classes, num_classes, **options)
+    model: Any = FCOS(pyramid, num_classes, num_classes, image_size, **options)
     # torchvision cuts distances off at zero where the paper has an exponential. Begin as that does, a stride from each
     # side: a model that begins below zero everywhere never gets a gradient.
     nn.init.ones_(model.head.regression_head.bbox_reg.bias)
@@ -277,7 +264,6 @@ def ssdlite(
     backbone = ExtraLevels(stages, extra_widths, norm_layer)
     boxes = DefaultBoxGenerator([[2, 3] for _ in backbone.out_channels], min_ratio=0.2, max_ratio=0.95)
     head = SSDLiteHead(backbone.out_channels, boxes.num_anchors_per_location(), num_classes + 1, norm_layer)
-    transform = DetectionTransform(stages, image_size, exact=True, size_divisible=1)
     usual: dict[str, Any] = dict(anchor_generator=boxes, size=tuple(image_size), head=head, score_thresh=0.001)
     usual |= dict(nms_thresh=0.55, detections_per_img=300, topk_candidates=300)
-    return SSDLite(backbone, transform, num_classes, num_classes + 1, **usual | options)
+    return SSDLite(backbone, num_classes, num_classes + 1, image_size, square=True, **usual | options)

@@ -69,30 +69,21 @@ class RTDETR(nn.Module):
         self.normalise = Normalise(stages)
         freeze_unused(stages, FIRST)
         widths = list(stages.channels[FIRST:])
+        # A backbone that is replaced at once, to say how many channels the maps have
+        sizes = dict(embedding_size=8, hidden_sizes=[8, *widths], depths=[1, 1, 1, 1], layer_type="bottleneck")
+        backbone = transformers.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
+        encoder = dict(encoder_in_channels=widths, encoder_hidden_dim=channels, encoder_layers=encoder_layers)
+        encoder |= dict(encoder_ffn_dim=feed_forward, encoder_attention_heads=heads, d_model=channels)
+        decoder = dict(decoder_in_channels=[channels] * len(widths), decoder_layers=decoder_layers)
+        decoder |= dict(decoder_ffn_dim=feed_forward, decoder_attention_heads=heads, num_queries=queries)
         config = transformers.RTDetrConfig(
-            # A backbone that is replaced at once, to say how many channels the maps have
-            backbone_config=transformers.RTDetrResNetConfig(
-                embedding_size=8,
-                hidden_sizes=[8, *widths],
-                depths=[1, 1, 1, 1],
-                layer_type="bottleneck",
-                out_features=["stage2", "stage3", "stage4"],
-            ),
+            backbone_config=backbone,
             freeze_backbone_batch_norms=False,
             num_labels=num_classes,
-            encoder_in_channels=widths,
-            encoder_hidden_dim=channels,
-            encoder_layers=encoder_layers,
-            encoder_ffn_dim=feed_forward,
-            encoder_attention_heads=heads,
-            d_model=channels,
-            decoder_in_channels=[channels] * len(widths),
-            decoder_ffn_dim=feed_forward,
-            decoder_layers=decoder_layers,
-            decoder_attention_heads=heads,
-            num_queries=queries,
             num_denoising=denoising,
             initializer_bias_prior_prob=0.01,
+            **encoder,
+            **decoder,
         )
         self.detector: Any = transformers.RTDetrForObjectDetection(config)
         self.detector.model.backbone = GivenMaps()

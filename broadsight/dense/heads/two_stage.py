@@ -17,15 +17,7 @@ from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image
 from torchvision.ops.poolers import LevelMapper
 
 from ...errors import check_choice
-from ..detector import (
-    WIDTH,
-    DetectionTransform,
-    Detector,
-    FeaturePyramid,
-    SteadyBatchNorm2d,
-    StridedAnchors,
-    in_float32,
-)
+from ..detector import WIDTH, Detector, FeaturePyramid, SteadyBatchNorm2d, StridedAnchors, in_float32
 from ..stages import Stages
 from . import register
 
@@ -37,31 +29,17 @@ Sizes = list[tuple[int, int]]  # (H_i, W_i) of each image
 Objects = list[dict[str, Tensor]]  # predictions or targets of each image
 
 
-class TwoStage(Detector):
-    """A detector with proposals and heads on regions."""
-
-    rpn: Any
-    roi_heads: Any
-
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        in_float32(self.rpn.head)
-        for name, module in self.roi_heads.named_children():
-            if name.endswith("_predictor"):
-                in_float32(module)
-
-
-class FasterRCNN(TwoStage, detection.FasterRCNN):
+class FasterRCNN(Detector, detection.FasterRCNN):
     """Boxes (Ren et al., NeurIPS 2015; with a feature pyramid, Lin et al., CVPR 2017)."""
 
 
-class MaskRCNN(TwoStage, detection.MaskRCNN):
+class MaskRCNN(Detector, detection.MaskRCNN):
     """Boxes and masks (He et al., ICCV 2017)."""
 
     task = "instances"
 
 
-class KeypointRCNN(TwoStage, detection.KeypointRCNN):
+class KeypointRCNN(Detector, detection.KeypointRCNN):
     """Boxes and keypoints (He et al., ICCV 2017)."""
 
     task = "keypoints"
@@ -79,7 +57,7 @@ class RegionPool(MultiScaleRoIAlign):
 
 
 def rcnn(
-    kind: type[TwoStage],
+    kind: type[Detector],
     stages: Stages,
     num_classes: int,
     *,
@@ -91,7 +69,7 @@ def rcnn(
     box_head: nn.Module | None = None,
     box_predictor: nn.Module | None = None,
     **options: Any,
-) -> TwoStage:
+) -> Any:
     """An R-CNN: proposals from maps at strides 4 to 64, and for each two fully connected layers.
 
     Args:
@@ -108,7 +86,7 @@ def rcnn(
         box_head=box_head or TwoMLPHead(width * BOX_CELLS**2, hidden),
         box_predictor=box_predictor or FastRCNNPredictor(hidden, num_classes + 1),
     )
-    return kind(pyramid, DetectionTransform(stages, image_size), num_classes, None, **parts | options)
+    return kind(pyramid, num_classes, None, image_size, **parts | options)
 
 
 @register("faster_rcnn", "detect")
@@ -241,7 +219,7 @@ def refined(
     return [clip_boxes_to_image(part, shape) for part, shape in zip(parts, image_shapes, strict=True)]
 
 
-class CascadeMaskRCNN(TwoStage, detection.FasterRCNN):
+class CascadeMaskRCNN(Detector, detection.FasterRCNN):
     """Boxes in several steps, and masks."""
 
     task = "instances"
