@@ -12,8 +12,6 @@ from torchvision.transforms.v2 import functional as F
 from .pose_geometry import apply_affine, crop_affine, encode, invert_affine
 from .transforms import GROUND
 
-TURNED = 0.6  # probability of a rotation
-
 
 class PoseCrops(Dataset):
     """A crop for each object that has a labelled keypoint, with heat maps of its keypoints.
@@ -87,7 +85,7 @@ class PoseCrops(Dataset):
         mirrored = False
         if self.training:
             factor, angle = torch.randn(2).tolist()
-            turned, mirrored = float(torch.rand(())) < TURNED, float(torch.rand(())) < self.hflip
+            turned, mirrored = float(torch.rand(())) < 0.6, float(torch.rand(())) < self.hflip
             factor = max(-self.scale, min(factor * self.scale, self.scale))
             angle = max(-2 * self.rotation, min(angle * self.rotation, 2 * self.rotation)) if turned else 0.0
         matrix = crop_affine(box[None].double(), self.input_size, scale=1 + factor, rotation=angle)

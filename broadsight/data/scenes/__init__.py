@@ -22,7 +22,6 @@ from .objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS
 
 __all__ = ["CLASSES", "KEYPOINTS", "KEYPOINT_PAIRS", "PARTS", "Scene", "Scenes", "draw_scene"]
 
-WITHOUT = (None, "salient", "other")
 MEMORY = 256 * 2**20  # bytes of images that a process may keep when there is no folder for them
 
 
@@ -60,27 +59,24 @@ def draw_scene(
         classes: The objects that occur. Every len(classes) scenes in a row show each of them once as the main one.
         split: "train", "val" or "test"; they share no scene.
     """
-    height, width = checked_size(size)
+    height, width = checked_size(size, without)
     plan = compose(index, seed, split, checked_classes(classes))
     image, patches = render(plan, height, width, without)
     return annotate(plan, image, patches, without)
 
 
-def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
+def checked_size(size: int | tuple[int, int], without: str | None) -> tuple[int, int]:
+    """Height and width, if they and what to leave out can be drawn."""
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 8:
         raise ValueError(f"size={size}; expected at least 8 pixels, less shows nothing")
+    if without not in (None, "salient", "other"):
+        raise ValueError(f"without={without!r} is not known; choose one of None, 'salient', 'other'")
     return height, width
-
-
-def check_without(without: str | None) -> None:
-    if without not in WITHOUT:
-        raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
 
 
 def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np.ndarray, np.ndarray]:
     """The image (H, W, 3) and the visible patch at each pixel (H, W), both uint8."""
-    check_without(without)
     patches = plan.canvas.paint(height, width)
     rims = contours(patches)
     if without:
@@ -106,7 +102,7 @@ def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | 
     labels = np.array([plan.things[number].label for number in kept], np.int64)
     gone = removed(plan, without)
     points = [locate(plan.things[n], mask, () if n else gone) for n, mask in zip(kept, masks, strict=True)]
-    boxes, of_class = [extent(mask) for mask in masks], [0, *(thing.label + 1 for thing in plan.things)]
+    boxes, of_class = [Image.fromarray(mask).getbbox() or (0,) * 4 for mask in masks], [0, *(thing.label + 1 for thing in plan.things)]
     return Scene(
         image=image,
         label=int(labels[0]),
@@ -117,11 +113,6 @@ def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | 
         keypoints=np.array(points),
         semantic=np.array(of_class, np.uint8)[owner],
     )
-
-
-def extent(mask: np.ndarray) -> tuple[int, int, int, int]:
-    """x0 y0 x1 y1 around the pixels of a mask (H, W); zeros if it is empty."""
-    return Image.fromarray(mask).getbbox() or (0, 0, 0, 0)
 
 
 def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
@@ -160,8 +151,8 @@ class Scenes:
     ):
         if count < 0:
             raise ValueError(f"count={count}; expected a number of scenes, 0 or more")
-        check_without(without)
-        self.count, self.size, self.seed, self.split, self.without = count, checked_size(size), seed, split, without
+        self.count, self.size, self.seed, self.split = count, checked_size(size, without), seed, split
+        self.without = without
         self.classes = checked_classes(classes)
         main_class(0, seed, split, len(self.classes))  # complains now, not in a worker
         height, width = self.size

@@ -26,11 +26,16 @@ class _Drawn(Rows, Dataset):
         self.scenes, self.channels = scenes, channels
 
     def open(self, index: int) -> Image.Image:
-        """The image in mode RGB or L."""
         return decode(self.scenes.open(index), self.channels)
 
     def target(self, i: int) -> Any:
-        return self.target_of(i, self._uncoloured(i))
+        scenes = self.scenes
+        if scenes.without is not None:
+            return self.target_of(i, scenes.scene(i))
+        # Without an image: outlines take a third of the time that colours do
+        plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)
+        image, patches = np.zeros((*scenes.size, 3), np.uint8), plan.canvas.paint(*scenes.size)
+        return self.target_of(i, annotate(plan, image, patches, None))
 
     def target_of(self, i: int, scene: Scene) -> Any:
         raise NotImplementedError
@@ -38,14 +43,6 @@ class _Drawn(Rows, Dataset):
     def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
         scene = self.scenes.scene(index)
         return decode(Image.fromarray(scene.image), self.channels), self.target_of(index, scene)
-
-    def _uncoloured(self, i: int) -> Scene:
-        """A scene whose image is empty: outlines take a third of the time that colours do."""
-        scenes = self.scenes
-        if scenes.without is not None:
-            return scenes.scene(i)
-        plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)
-        return annotate(plan, np.zeros((*scenes.size, 3), np.uint8), plan.canvas.paint(*scenes.size), None)
 
 
 class SceneObjects(_Drawn):
