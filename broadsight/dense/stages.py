@@ -34,12 +34,7 @@ class Stages(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        pyramid: Pyramid,
-        normed: bool,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
+        self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple[float, ...], std: tuple[float, ...]
     ):
         super().__init__()
         # `network` is part of the names in every checkpoint of a dense model

@@ -102,7 +102,8 @@ def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | 
     labels = np.array([plan.things[number].label for number in kept], np.int64)
     gone = removed(plan, without)
     points = [locate(plan.things[n], mask, () if n else gone) for n, mask in zip(kept, masks, strict=True)]
-    boxes, of_class = [Image.fromarray(mask).getbbox() or (0,) * 4 for mask in masks], [0, *(thing.label + 1 for thing in plan.things)]
+    boxes = [Image.fromarray(mask).getbbox() or (0, 0, 0, 0) for mask in masks]
+    of_class = [0, *(thing.label + 1 for thing in plan.things)]
     return Scene(
         image=image,
         label=int(labels[0]),
