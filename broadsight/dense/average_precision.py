@@ -38,7 +38,7 @@ class AveragePrecision:
 
     def __init__(self, kinds: Sequence[str], category_ids: Mapping[int, int], class_names: Sequence[str]):
         coco_evaluation(), coco_masks()  # say what is missing before hours of predictions
-        self.kinds, self.category_ids, self.class_names = tuple(kinds), dict(category_ids), tuple(class_names)
+        self.kinds, self.category_ids, self.class_names = tuple(kinds), category_ids, class_names
         self.reset()
 
     def reset(self) -> None:
@@ -71,12 +71,13 @@ class AveragePrecision:
             raise ValueError(f"image {image_id} has no {error.args[0]}; expected it for AP of {self.kinds}") from None
         except ValueError as error:
             raise ValueError(f"image {image_id}: {error}") from None
-        crowds = target.get("iscrowd")
-        there["crowds"] = np.zeros(len(there["labels"]), bool) if crowds is None else _numbers(crowds) != 0
-        if target.get("area") is not None:
+        there["crowds"] = _numbers(target.get("iscrowd", np.zeros(len(there["labels"])))) != 0
+        if "area" in target:
             there["areas"] = _numbers(target["area"])
         else:
             there["areas"] = areas_of("mask" if "masks" in there else "box", size, there)
+        # Columns of N objects: labels (N,), boxes (N, 4) as x y w h, masks as N texts of run lengths, keypoints
+        # (N, 3 K); areas and crowds of targets, scores of predictions
         self._images[image_id] = {"size": size, "there": there, "found": found}
         self._tables.clear()
 
@@ -94,12 +95,8 @@ class AveragePrecision:
         self._tables.clear()
 
     def compute(self) -> dict[str, float]:
-        """Figures in per cent; nan for undefined ones, such as AP of large objects where there are none.
-
-        Of boxes and masks: ap (mean over IoU 0.5 to 0.95), ap50, ap75, ap_small, ap_medium, ap_large, and the recalls
-        ar1, ar10, ar100 by how many detections count, ar_small, ar_medium, ar_large. Of keypoints: ap, ap50, ap75,
-        ap_medium, ap_large, ar, ar50, ar75, ar_medium, ar_large. Names begin with the kind: "box_ap50".
-        """
+        """Figures in per cent by name, such as box_ap50, whose meanings are in visual/metrics.yaml; nan for undefined
+        ones, such as AP of large objects where there are none."""
         figures = {}
         for kind in self.kinds:
             precision, recall = self._table(kind)
@@ -168,7 +165,7 @@ class AveragePrecision:
         return [one / 1000 for one in PERSON] if count == len(PERSON) else [0.05] * count
 
 
-def _numbers(values: Tensor) -> np.ndarray:
+def _numbers(values: Any) -> np.ndarray:
     return torch.as_tensor(values).detach().double().cpu().numpy()
 
 
@@ -180,15 +177,8 @@ def _mean_percent(part: np.ndarray) -> float:
 def compare(
     kind: str, images: Sequence[Objects], labels: Sequence[int], sigmas: Sequence[float] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Precision (10, 101, C, A, counts) by IoU and recall, and recall (10, C, A, counts); -1 where nothing is.
-
-    Args:
-        images: "size", targets "there" and predictions "found" of each: labels (N,), boxes (N, 4) as x y w h, masks as
-            N texts of run lengths, keypoints (N, 3 K); areas and crowds (N,) of targets, scores (N,) of predictions.
-            Of equal scores, that of an earlier image goes first.
-        labels: Of the C classes.
-        sigmas: Tolerance of each keypoint.
-    """
+    """Precision (10, 101, C, A, counts) by IoU and recall, and recall (10, C, A, counts), of C classes; -1 where there
+    is nothing. Of equal scores, that of an earlier image goes first; sigmas are the tolerances of keypoints."""
     coco, evaluation = coco_evaluation()
     counts = [20] if kind == "keypoint" else COUNTS
     sizes = [{"id": i, "height": image["size"][0], "width": image["size"][1]} for i, image in enumerate(images, 1)]
@@ -203,7 +193,6 @@ def compare(
 
 
 def coco_evaluation() -> tuple[Any, Any]:
-    """The classes of faster-coco-eval, or an ImportError that says how to install it."""
     try:
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
@@ -23,10 +24,8 @@ OURS = {"backbone", "num_classes", "min_size", "max_size", "image_mean", "image_
 
 
 class DetectionTransform(GeneralizedRCNNTransform):
-    """Images (C, H_i, W_i) with values from 0 to 1 -> one normalised batch, padded below and at the right with zeros.
-
-    In train mode images are not resized: the data pipeline has done that. Predictions are in pixels of the given image.
-    """
+    """Images (C, H_i, W_i) with values from 0 to 1 -> one normalised batch, padded below and at the right with zeros;
+    in train mode they are not resized: the data pipeline has done that."""
 
     def __init__(self, stages: Stages, image_size: Sequence[int] | None, square: bool):
         given = image_size or (1, 1)
@@ -40,7 +39,6 @@ class DetectionTransform(GeneralizedRCNNTransform):
         self.image_size = None if image_size is None else (first, second)
 
     def normalize(self, image: Tensor) -> Tensor:
-        """(..., C, H, W), one image or a batch."""
         if image.shape[-3] != len(self.image_mean):  # torch would broadcast
             raise ValueError(f"an image has {image.shape[-3]} channels; the model takes {len(self.image_mean)}")
         return super().normalize(image)
@@ -137,10 +135,7 @@ class FeaturePyramid(nn.Module):
 
 
 class StridedAnchors(AnchorGenerator):
-    """Anchors centred on the positions of maps of known strides.
-
-    torchvision derives strides from sizes, wrongly where a map's side was rounded up: 800 pixels have 7 positions at
-    stride 128, which it takes to be 114 pixels apart.
+    """Anchors on maps of known strides, which torchvision derives from sizes, wrongly where a side was rounded up.
 
     Args:
         scale: Side of the smallest square anchor, in strides.
@@ -163,7 +158,6 @@ class StridedAnchors(AnchorGenerator):
         self.strides, self.offset = tuple(strides), offset
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """One (A, 4) for each image, all the same: positions row by row, lowest level first."""
         self.set_cell_anchors(torch.float32, feature_maps[0].device)
         steps = [[torch.tensor(stride, device=feature_maps[0].device)] * 2 for stride in self.strides]
         levels = self.grid_anchors([list(x.shape[-2:]) for x in feature_maps], steps)
@@ -203,7 +197,6 @@ class SteadyBatchNorm2d(nn.BatchNorm2d):
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Refuse labels beyond 1 to num_classes."""
     if labels.numel() and not 1 <= labels.min() <= labels.max() <= num_classes:
         low, high = labels.min(), labels.max()
         raise ValueError(f"labels from {low} to {high}; expected 1 to {num_classes}, the number of classes")
@@ -216,8 +209,4 @@ def in_float32(module: nn.Module) -> None:
 
 
 def _as_float32(module: nn.Module, inputs: tuple, output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.float().contiguous()
-    if isinstance(output, dict):
-        return {name: _as_float32(module, inputs, x) for name, x in output.items()}
-    return type(output)(_as_float32(module, inputs, x) for x in output)
+    return tree_map(lambda x: x.float().contiguous(), output)

@@ -45,7 +45,7 @@ def detect(
         return model(list(images))
     answers = []
     for scale, mirrored in views.each():
-        given = [_resize(image, _scaled(image.shape[-2:], scale)) for image in images]
+        given = [_scaled(image, scale) for image in images]
         found = model([image.flip(-1) for image in given] if mirrored else given)
         if mirrored:
             found = [_mirror(one, image.shape[-1], keypoint_pairs) for one, image in zip(found, given, strict=True)]
@@ -62,7 +62,7 @@ def segment(model: nn.Module, image: Tensor, views: Views) -> Tensor:
     factor, side = resize_factor(size, views.short_side, views.long_side), views.short_side or min(size)
     total: Any = None
     for scale, mirrored in views.each():
-        given = _resize(image, _scaled(size, factor * scale))[None]
+        given = _scaled(image, factor * scale)[None]
         given = given.flip(-1) if mirrored else given
         scores = slide(model, given, side, max(1, side * 2 // 3)) if views.slide else model(given)
         scores = scores.flip(-1) if mirrored else scores
@@ -104,8 +104,8 @@ def resize_factor(size: Sequence[int], short_side: int | None, long_side: int | 
     return factor if long_side is None else min(factor, long_side / max(size))
 
 
-def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
-    return max(int(size[0] * factor + 0.5), 1), max(int(size[1] * factor + 0.5), 1)
+def _scaled(image: Tensor, factor: float) -> Tensor:
+    return _resize(image, [max(int(side * factor + 0.5), 1) for side in image.shape[-2:]])
 
 
 def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
@@ -116,7 +116,7 @@ def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
 
 
 def _mirror(found: Prediction, width: int, pairs: Sequence[tuple[int, int]]) -> Prediction:
-    """Predictions for a mirror image of this width as predictions for the image."""
+    """What was found in a mirror image of this width, in the image."""
     x1, y1, x2, y2 = found["boxes"].unbind(-1)
     found = found | {"boxes": torch.stack([width - x2, y1, width - x1, y2], -1)}
     if "masks" in found:
@@ -140,7 +140,6 @@ def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
 
 
 def _merge(views: Sequence[Prediction], size: Sequence[int]) -> Prediction:
-    """One prediction from those of all views, the best first."""
     every = {key: torch.cat([view[key] for view in views]) for key in views[0] if key != "masks"}
     keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], 0.5)[:100]
     merged = {key: values[keep] for key, values in every.items()}

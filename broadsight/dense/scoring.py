@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..data.dense.pose_geometry import apply_affine
 from ..visual.metrics import GOALS
-from .average_precision import AveragePrecision, to_results
+from .average_precision import SIZES, AveragePrecision, to_results
 from .inference import Views as Views
 from .inference import detect, segment
 from .pose import decode, flip_test
@@ -131,9 +131,9 @@ class PoseScorer(Scorer):
         return torch.cat([placed.float(), points[..., 2:]], -1)
 
     def add(self, model: nn.Module, batch: Any) -> int:
-        if not len(batch.images):
-            return 0
         metas = [target["meta"] for target in batch.targets]
+        if not metas:
+            return 0
         found = self.find(model, torch.stack(list(batch.images)), torch.stack([meta["matrix"] for meta in metas]))
         for points, meta in zip(found, metas, strict=True):
             # The score of a person: the mean of its keypoints, times that of the box
@@ -186,13 +186,13 @@ def moved_keypoints(found: dict[str, Any], by: float) -> dict[str, Any]:
 
 def defined(figures: Mapping[str, float | None]) -> dict[str, float]:
     """Figures without the undefined ones, such as AP of large objects where there are none."""
-    return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
+    return {name: value for name, value in known_or_none(figures).items() if value is not None}
 
 
 def known_or_none(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with None for undefined numbers."""
-    undefined = {name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: None if name in undefined else value for name, value in figures.items()}
+    """Figures with None for undefined numbers."""
+    undefined = {name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {**figures, **undefined}
 
 
 def why_missing(name: str, occurring: int) -> str:
@@ -200,6 +200,4 @@ def why_missing(name: str, occurring: int) -> str:
     if name in ("miou", "macc"):
         return f"needs pixels of at least two classes; the masks show {occurring}"
     size = name.rpartition("_")[2]
-    if occurring and size in ("small", "medium", "large"):
-        return f"there are no {size} objects"
-    return "there are no objects"
+    return f"there are no {size} objects" if occurring and f"_{size}" in SIZES else "there are no objects"

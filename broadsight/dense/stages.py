@@ -23,9 +23,9 @@ IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 class Stages(nn.Module):
     """(B, in_chans, H, W), normalised, -> four maps (B, channels[i], ceil(H / strides[i]), ceil(W / strides[i])).
 
-    Any image size works: the image is padded to a multiple of stride 32, and the maps are cropped. A stride that the
-    model lacks is made from its nearest map: maps of a plain ViT, all of one size, are enlarged by transposed
-    convolutions and reduced by pooling. For a model of one image size, every image is resized to `fixed_size`.
+    An image is padded to a multiple of stride 32, and the maps are cropped. A stride that the model lacks is made from
+    its nearest map: maps of a plain ViT are enlarged by transposed convolutions and reduced by pooling. For a model of
+    one image size, every image is resized to `fixed_size`.
 
     Args:
         model, pyramid: A timm model without its classifier, and how its maps are obtained.
@@ -89,7 +89,7 @@ class Normalise(nn.Module):
 
     def __init__(self, stages: Stages):
         super().__init__()
-        self.values = {"mean": tuple(stages.mean), "std": tuple(stages.std)}
+        self.values = {"mean": stages.mean, "std": stages.std}
         for name, values in self.values.items():
             self.register_buffer(name, torch.empty(len(values), 1, 1), persistent=False)
         self.init_non_persistent_buffers()
@@ -150,7 +150,10 @@ def open_stages(
         for tap in model.pyramid.taps:
             tap.detach(model.backbone)
         model = model.backbone
-    normed = wants_norms(model)
+    # Maps are sums without a norm if the model uses LayerNorm; a swapped pooling has replaced the last one
+    inside = [module for module in model.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
+    normed = ends_with_layer_norm(model) or isinstance(inside[-1] if inside else None, LAYER_NORMS)
+    normed = normed and not len(getattr(model, "feature_norms", ()))
     pyramid = find_pyramid(model, indices=wanted_features(model), stem="", in_chans=in_chans)
     model = as_backbone(model, pyramid)
     mean, std = (per_channel(described.get(key) or usual, pyramid.in_chans) for key, usual in IMAGENET.items())
@@ -158,15 +161,6 @@ def open_stages(
     if neck == "map":
         stages.neck = MultiTokenNeck(stages.channels, **{"norm": "group", **(neck_args or {})})
     return stages
-
-
-def wants_norms(model: Any) -> bool:
-    """Whether maps are sums without a norm, of a model that uses LayerNorm and has no norms for its maps."""
-    if len(getattr(model, "feature_norms", ())):
-        return False
-    # A swapped pooling has replaced the last norm
-    inside = [module for module in model.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
-    return ends_with_layer_norm(model) or isinstance(inside[-1] if inside else None, LAYER_NORMS)
 
 
 def wanted_features(model: Any) -> list[int] | None:
@@ -192,7 +186,6 @@ def rescaling(channels: int, factor: float) -> nn.Module:
     if doublings < 0:
         return nn.MaxPool2d(2**-doublings)
     layers: list[nn.Module] = []
-    for number in range(doublings):
-        layers += [LayerNorm2d(channels), nn.GELU()] if number else []
-        layers.append(nn.ConvTranspose2d(channels, channels, 2, stride=2))
-    return nn.Sequential(*layers)
+    for _ in range(doublings):
+        layers += [LayerNorm2d(channels), nn.GELU(), nn.ConvTranspose2d(channels, channels, 2, stride=2)]
+    return nn.Sequential(*layers[2:])

@@ -25,7 +25,7 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
 from .. import lazy
 
 _PUBLIC = {
-    ".visual.captioned": "CaptionedImage",
+    ".visual.canvas": "CaptionedImage",
     "page": "render",
 }
 

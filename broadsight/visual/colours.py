@@ -27,8 +27,7 @@ def ink(ground: Colour) -> Colour:
     return max(BLACK, WHITE, key=lambda text: contrast(text, ground))
 
 
-def contrast(one: Colour, other: Colour) -> float:
-    """As WCAG defines it, 1 to 21."""
+def contrast(one: Colour, other: Colour) -> float:  # as WCAG defines it, 1 to 21
     dark, light = sorted(float(TO_XYZ[1] @ _linear(np.array(rgb))) for rgb in (one, other))
     return (light + 0.05) / (dark + 0.05)
 

@@ -1,7 +1,6 @@
 """Predictions of dense models drawn on images: boxes, masks, skeletons and maps of classes, each with a legend.
 
-Not with torchvision's draw_* functions: they paint overlapping masks black and all limbs white, and let labels cover
-each other and leave the image.
+Not by torchvision, which paints overlapping masks black and all limbs white, and lets labels leave the image.
 """
 
 from collections import Counter
@@ -110,16 +109,14 @@ def _pixels(box: np.ndarray, factor: int, size: tuple[int, int]) -> tuple[int, i
 
 def _draw_mask(canvas: Image.Image, mask: Any, paint: Colour, width: int) -> None:
     """Translucent inside, solid along the inner side of the outline; values above a half are inside."""
-    values = array(mask)
-    values = values.reshape(values.shape[-2:])
+    values = array(mask).reshape(tuple(mask.shape[-2:]))
     if values.shape != (canvas.height, canvas.width):
         small = Image.fromarray(values.astype(np.float32))
         values = np.asarray(small.resize(canvas.size, resampling(max(small.size))))
     whole = values > 0.5
-    box = Image.fromarray(whole).getbbox()
-    if box is None:
+    if not whole.any():
         return
-    left, top, right, bottom = _padded(box, width, canvas)
+    left, top, right, bottom = _padded(Image.fromarray(whole).getbbox(), width, canvas)
     inside = whole[top:bottom, left:right]
     reach = width // 2
     near = F.max_pool2d(torch.from_numpy(~inside).float()[None], (1, 2 * reach + 1), 1, (0, reach))
@@ -156,8 +153,7 @@ def _draw_skeleton(
         canvas.paste(filling, (left, top), layer.resize(size, Image.Resampling.BOX))
 
 
-def _padded(box: Sequence[float], margin: int, canvas: Image.Image) -> tuple[int, int, int, int]:
-    """A box (left, top, right, bottom) with a margin, as far as it is on the canvas."""
+def _padded(box: Any, margin: int, canvas: Image.Image) -> tuple[int, int, int, int]:
     left, top, right, bottom = map(int, box)
     after = min(canvas.width, right + margin), min(canvas.height, bottom + margin)
     return max(0, left - margin), max(0, top - margin), *after
@@ -195,7 +191,10 @@ def draw_semantic(
     table = np.zeros((max(len(present), 1), 3), np.uint8)
     table[here] = np.array([colour(index) for index in here], np.uint8).reshape(-1, 3)
     pixels = np.array(canvas)
-    border = _borders(shown, max(1, line_width(canvas) // 2))
+    border = np.zeros(shown.shape, bool)  # pixels with another class a little to the right or below
+    for step in range(1, max(1, line_width(canvas) // 2) + 1):
+        border[:, :-step] |= shown[:, :-step] != shown[:, step:]
+        border[:-step] |= shown[:-step] != shown[step:]
     for top in range(0, len(pixels), 256):  # in strips: a large image in floating point would fill the memory
         rows = slice(top, top + 256)
         known = shown[rows] != IGNORED
@@ -264,12 +263,3 @@ def _middle(region: np.ndarray) -> tuple[float, float, int]:
     places = np.argwhere(core) + 0.5
     y, x = places[abs(places - places.mean(0)).sum(1).argmin()]
     return float(x), float(y), radius
-
-
-def _borders(indices: np.ndarray, width: int) -> np.ndarray:
-    """Pixels with another class up to `width` pixels to the right or below."""
-    borders = np.zeros(indices.shape, bool)
-    for step in range(1, width + 1):
-        borders[:, :-step] |= indices[:, :-step] != indices[:, step:]
-        borders[:-step] |= indices[:-step] != indices[step:]
-    return borders

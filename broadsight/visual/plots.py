@@ -50,7 +50,6 @@ def new_figure(
 
 
 def save(figure: "Figure", path: str | Path) -> None:
-    """Write a figure in the format of the file's name."""
     suffix = plot_format(path)
     from matplotlib.axis import Axis
     from matplotlib.text import Text
@@ -89,16 +88,9 @@ def name_points(figure: Any, panel: Any, names: Sequence[tuple[str, float, float
         box = free[0] if free else tried[0]
         taken.append(box)
         far = free and tried.index(box) >= len(SIDES)
-        panel.annotate(
-            name,
-            (x, y),
-            (box[0] - place[0], box[1] - place[1]),
-            textcoords="offset points",
-            fontsize=LETTER,
-            alpha=1.0 if matters else 0.6,
-            arrowprops=dict(arrowstyle="-", color="grey", linewidth=0.4, shrinkB=3) if far else None,
-            zorder=4,
-        )
+        arrow = dict(arrowstyle="-", color="grey", linewidth=0.4, shrinkB=3) if far else None
+        style = dict(fontsize=LETTER, alpha=1.0 if matters else 0.6, arrowprops=arrow, zorder=4)
+        panel.annotate(name, (x, y), (box[0] - place[0], box[1] - place[1]), textcoords="offset points", **style)
 
 
 def _beside(place: Sequence[float], name: str, side: tuple[int, int], lines: float) -> tuple[float, ...]:

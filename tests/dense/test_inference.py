@@ -35,8 +35,7 @@ class Columns(nn.Module):
 @pytest.mark.parametrize("views", [Views(flip, slide=slide) for flip in (False, True) for slide in (False, True)])
 def test_segment__pointwise_model__is_the_plain_forward(size, views):
     model, image = pointwise(), torch.randint(0, 5, (3, *size)).float()
-    with torch.no_grad():
-        expected = model(image[None]).softmax(1)[0]
+    expected = model(image[None]).softmax(1)[0]
     assert torch.equal(segment(model, image, views), expected)
 
 
@@ -98,9 +97,8 @@ def test_segment__views_are_averaged_as_probabilities():
 @pytest.mark.parametrize("views", [Views(short_side=8), Views(scales=(0.5,))])
 def test_segment__resized_answers_come_back_by_bilinear_resizing(views):
     model, image = pointwise(), torch.rand(3, 16, 24)
-    with torch.no_grad():
-        small = F.interpolate(image[None], (8, 12), mode="bilinear", antialias=True)
-        expected = F.interpolate(model(small), (16, 24), mode="bilinear").softmax(1)[0]
+    small = F.interpolate(image[None], (8, 12), mode="bilinear", antialias=True)
+    expected = F.interpolate(model(small), (16, 24), mode="bilinear").softmax(1)[0]
     assert torch.allclose(segment(model, image, views), expected, atol=1e-6)
 
 

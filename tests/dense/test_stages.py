@@ -36,10 +36,9 @@ def test_stages__are_the_features_that_timm_gives_and_padding_does_not_show():
     plain.model.load_state_dict(stages.network.state_dict(), strict=False)
     images = torch.randn(1, 3, 50, 70)
     padded = nn.functional.pad(images, (0, 26, 0, 14))  # with zeros up to whole cells
-    with torch.no_grad():
-        for ours, large, theirs in zip(stages(images), stages(padded), plain(padded), strict=True):
-            torch.testing.assert_close(large, theirs)
-            torch.testing.assert_close(ours, large[..., : ours.shape[-2], : ours.shape[-1]])
+    for ours, large, theirs in zip(stages(images), stages(padded), plain(padded), strict=True):
+        torch.testing.assert_close(large, theirs)
+        torch.testing.assert_close(ours, large[..., : ours.shape[-2], : ours.shape[-1]])
 
 
 def test_stages__norms_where_maps_are_bare_sums():
@@ -56,10 +55,9 @@ def test_stages__fixed_size_model_sees_every_image_in_its_size():
     assert stages.fixed_size == (224, 224)
     images = torch.rand(1, 3, 64, 96)
     seen = nn.functional.interpolate(images, (224, 224), mode="bilinear", align_corners=False, antialias=True)
-    with torch.no_grad():
-        last = stages.pyramid(stages.network, seen)[-1]
-        expected = nn.functional.interpolate(last, (2, 3), mode="bilinear", align_corners=False)
-        torch.testing.assert_close(stages(images)[-1], expected)
+    last = stages.pyramid(stages.network, seen)[-1]
+    expected = nn.functional.interpolate(last, (2, 3), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(stages(images)[-1], expected)
     assert open_stages("emsnet_xxtiny").fixed_size is None
 
 

@@ -116,16 +116,14 @@ def zoom_blur(x: np.ndarray, rng: Generator, count: int, step: float) -> np.ndar
 
 
 def point_kernel(rows: np.ndarray, columns: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted points, in pixels from the centre, as a square kernel of sum 1; each is shared by the four pixels about
-    it, so that lengths below a pixel still count."""
+    """Weighted points, in pixels from the centre, as a square kernel of sum 1; four pixels share each point."""
     half = int(max(np.abs(rows).max(), np.abs(columns).max())) + 1
     side = 2 * half + 1
     kernel = np.zeros(side * side)
     top, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
-    for down in (0, 1):
-        for right in (0, 1):
-            share = weights * np.abs(1 - down - (rows - top)) * np.abs(1 - right - (columns - left))
-            kernel += np.bincount((top + down + half) * side + left + right + half, share, side * side)
+    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        share = weights * np.abs(1 - down - (rows - top)) * np.abs(1 - right - (columns - left))
+        kernel += np.bincount((top + down + half) * side + left + right + half, share, side * side)
     return kernel.reshape(side, side) / kernel.sum()
 
 

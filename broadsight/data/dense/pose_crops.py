@@ -16,13 +16,10 @@ from .transforms import GROUND
 class PoseCrops(Dataset):
     """A crop for each object that has a labelled keypoint, with heat maps of its keypoints.
 
-    Items are bytes (C, H, W) and a dict:
-        heatmaps: (K, H / stride, W / stride).
-        weights: (K,), 1 for keypoints to be learned.
-        meta: `image` (index in the data), `place` (among its objects), `image_id`, `label`, `box` (4,) and `area` in
-            the image, `score` of the box, and `matrix` (2, 3) from crop to image.
-
-    In training crops are scaled, turned and mirrored by numbers from torch's global generator.
+    Items are bytes (C, H, W) and a dict of heatmaps (K, H / stride, W / stride), weights (K,), 1 for keypoints to be
+    learned, and meta: `image` (index in the data), `place` (among its objects), `image_id`, `label`, `box` (4,) and
+    `area` in the image, `score` of the box, and `matrix` (2, 3) from crop to image. In training crops are scaled,
+    turned and mirrored by numbers from torch's global generator.
 
     Args:
         dataset: Images with boxes and keypoints. All targets are read once.
@@ -62,7 +59,6 @@ class PoseCrops(Dataset):
         return len(self._images)
 
     def name(self, i: int) -> str:
-        """The image's, and which of its objects."""
         return f"{self.dataset.name(int(self._images[i]))}#{int(self._rows['place'][i])}"
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:

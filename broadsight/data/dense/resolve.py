@@ -28,6 +28,7 @@ PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all
 
 Pairs = tuple[tuple[int, int], ...]
 Parts = dict[str, DenseView]
+NO_POINTS: tuple = (), (), (), 0.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _scenes(
     about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
     if told_quickly(views["val"]):
         notes += without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes")
-    points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else None
+    points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else NO_POINTS
     return _splits(views, points, notes, about, {key: all_names(view) for key, view in views.items()})
 
 
@@ -220,23 +221,18 @@ def _files(
     about: dict[str, Any] = dict(kind=found.kind, task=task, split=fraction, seed=seed)
     about |= {key: str(place) for key, place in places.items()}
     about["objects"] = {key: sum(map(len, rows)) for key, rows in listed.items()}
-    joints = train.keypoint_names
-    points = (joints, mirrored(joints), _skeleton(found.labels, len(joints)), offset) if task == "keypoints" else None
+    points, joints = NO_POINTS, train.keypoint_names
+    if task == "keypoints":
+        points = joints, mirrored(joints), _skeleton(found.labels, len(joints)), offset
     return _splits(views, points, notes, about, lines)
 
 
-def _splits(
-    views: Parts,
-    points: tuple[tuple[str, ...], Pairs, Pairs, float] | None,
-    notes: Sequence[str],
-    about: dict[str, Any],
-    lines: dict[str, list[str]],
-) -> DenseSplits:
+def _splits(views: Parts, points: tuple, notes: Sequence[str], about: dict, lines: dict[str, list]) -> DenseSplits:
     """With counts, and a fingerprint of lines that name the images and what they hold, in any order."""
     classes = views["train"].classes
     counts = {key: len(view) for key, view in views.items()}
     about |= dict(counts=counts, classes=len(classes), fingerprint=fingerprint(lines))
-    return DenseSplits(views["train"], views["val"], classes, *(points or ((), (), (), 0.0)), tuple(notes), about)
+    return DenseSplits(views["train"], views["val"], classes, *points, tuple(notes), about)
 
 
 def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | None) -> Any:
@@ -244,7 +240,7 @@ def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | Non
     if found.kind == "masks" and task != "segment":
         raise ValueError(f"{found.labels} holds masks of pixels, which are for segment; {task} needs a COCO file")
     if found.kind == "masks":
-        dataset = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
+        dataset: Any = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
     else:
         options = dict(masks=task in ("instances", "segment"), keypoints=task == "keypoints")
         dataset = CocoDataset(found.labels, found.images, channels=channels, **options)
@@ -306,22 +302,21 @@ def _check_alike(train: Any, valid: Any, place: Path, other: Path) -> None:
 
 def _listed(view: DenseView) -> list[list[int]]:
     """Labels of the objects of each image, without drawing masks; none for classes of pixels."""
-    inner: Any = view.source
-    coco = inner.coco if isinstance(inner, CocoPixels) else inner
+    pixels = isinstance(view.source, CocoPixels)
+    coco: Any = view.source.coco if pixels else view.source
     if not isinstance(coco, CocoDataset):
-        return [[] for _ in range(len(view))]
+        return [[]] * len(view)
     bare = copy.copy(coco)
     bare.masks = False
-    renumbered = DenseView(bare, view.rows, classes=view.classes[isinstance(inner, CocoPixels) :])
+    renumbered = DenseView(bare, view.rows, classes=view.classes[pixels:])
     return [renumbered.target(i)["labels"].tolist() for i in range(len(view))]
 
 
 def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool) -> list[str]:
     """What cannot be learnt or judged for want of labels; an error if that is everything."""
-    notes = []
-    train, pixels = views["train"], task == "segment"
-    if len(train.classes) < 2 and pixels:
-        raise ValueError(f"{places['train']} has one class only, {train.classes[0]!r}; segmentation needs two")
+    notes, names = [], views["train"].classes
+    if len(names) < 2 and task == "segment":
+        raise ValueError(f"{places['train']} has one class only, {names[0]!r}; segmentation needs two")
     for key, verb in (("train", "train on"), ("val", "validate on")):
         view, place = views[key], str(places[key])
         if key == "train" and apart and isinstance(view.source, MaskFolder):
@@ -339,8 +334,8 @@ def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool
 def mirrored(names: Sequence[str]) -> Pairs:
     """Pairs of keypoints whose names differ in left and right."""
     place = {name.lower(): i for i, name in enumerate(names)}
-    others = ((i, place.get(name.replace("left", "right"))) for name, i in place.items() if "left" in name)
-    return tuple((i, other) for i, other in others if other is not None)
+    others = ((i, name.replace("left", "right")) for name, i in place.items() if "left" in name)
+    return tuple((i, place[other]) for i, other in others if other in place)
 
 
 def _skeleton(annotations: Path, count: int) -> Pairs:

@@ -96,9 +96,9 @@ class DenseTransforms:
     def colours(self) -> Callable[[Tensor], Tensor]:
         """The colour augmentation of an image of bytes (C, H, W)."""
         strength = self.color_jitter
-        ranges = dict(brightness=strength / 4, contrast=strength, saturation=strength, hue=strength / 10)
         if not strength:
             return nn.Identity()
+        ranges = dict(brightness=strength / 4, contrast=strength, saturation=strength, hue=strength / 10)
         if self.crop == "iou":
             around = {name: (float(name != "hue") - by, float(name != "hue") + by) for name, by in ranges.items()}
             return v2.RandomPhotometricDistort(**around)  # ty: ignore[invalid-argument-type]
@@ -261,7 +261,6 @@ def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 
 
 
 def ground_of(pixels: Tensor) -> tuple[int, ...]:
-    """The colour around an image, for each of its channels."""
     return GROUND if len(pixels) == len(GROUND) else (sum(GROUND) // len(GROUND),) * len(pixels)
 
 
@@ -292,10 +291,8 @@ def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Te
 
 
 def left_over(target: Target, height: int, width: int) -> Target:
-    """Clip boxes to the image; drop objects below a pixel or without a visible pixel.
-
-    The area shrinks with the box. Keypoints outside become unlabelled, and all unlabelled ones 0, 0, 0.
-    """
+    """Clip boxes to the image, and areas with them; drop objects below a pixel or without a visible pixel. Keypoints
+    outside become unlabelled, and all unlabelled ones 0, 0, 0."""
     boxes = target["boxes"]
     limits = boxes.new_tensor([width, height, width, height])
     inside = torch.minimum(boxes.clamp(min=0), limits)

@@ -1,4 +1,4 @@
-"""Data for dense tasks seen in another way, other images, classes or pixels for objects; and which labels they show."""
+"""Data for dense tasks seen in another way, by other images, classes or pixels; and which labels they show."""
 
 import os
 from collections.abc import Sequence
@@ -154,13 +154,8 @@ def _innermost(view: Any) -> Any:
 
 
 def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, place: str) -> list[str]:
-    """What cannot be learnt or scored for want of labels, a line each; an error if that is everything.
-
-    Args:
-        shown: The labels of each image.
-        verb: "train on", "validate on" or "evaluate on".
-        place: Where the labels are.
-    """
+    """What cannot be learnt or scored for want of labels, given those of each image and where they are, a line each; an
+    error if that is everything. The verb is "train on", "validate on" or "evaluate on"."""
     objects = bool(view.category_ids)
     present = {label for labels in shown for label in labels}
     if not present:
@@ -171,13 +166,12 @@ def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, p
         what = "objects" if objects else "pixels of any class"
         expected = "expected annotations, other than crowds, in its images" if objects else "every pixel is ignored"
         raise ValueError(f"{place} has no {what} to {verb}; {expected}")
-    what = "objects" if objects else "pixels"
-    notes = []
+    what, notes = "objects" if objects else "pixels", []
     if lost := [name for label, name in enumerate(view.classes, int(objects)) if label not in present]:
         notes.append(f"classes without {what} to {verb}: {some(lost, 20)} (of {len(view.classes)} classes)")
     if objects and (empty := sum(not labels for labels in shown)):
         notes.append(f"images without objects to {verb}: {empty:,} of {len(shown):,}")
     if not objects and len(present) == 1 and verb != "train on":
-        (only,) = (view.classes[label] for label in present)
+        only = view.classes[present.pop()]
         notes.append(f"the images to {verb} show {only} alone, so mIoU and mAcc have no value: they need two classes")
     return notes

@@ -170,8 +170,5 @@ def clutter(canvas: Canvas, dice: Dice, scale: float, names: Sequence[str]) -> N
 
 def blob(dice: Dice, radius: float, rough: float) -> np.ndarray:
     """(9, 2), a roundish outline whose area is at most that of the circle."""
-    corners = []
-    for step in range(9):
-        angle, reach = 2 * math.pi * step / 9, radius * dice(1 - 2 * rough, 1)
-        corners.append((reach * math.cos(angle), reach * math.sin(angle)))
-    return np.array(corners)
+    around = [(2 * math.pi * step / 9, radius * dice(1 - 2 * rough, 1)) for step in range(9)]
+    return np.array([(reach * math.cos(angle), reach * math.sin(angle)) for angle, reach in around])

@@ -84,8 +84,8 @@ class AdaptiveRegressionHead(FCOSRegressionHead):
 
     def forward(self, x: list[Tensor]) -> dict[str, Tensor]:  # ty: ignore[incompatible-method-override]
         outputs: dict[str, list[Tensor]] = {"bbox_regression": []}
-        for features, scale in zip(x, self.scales, strict=True):
-            features = self.conv(features)
+        for level, scale in zip(x, self.scales, strict=True):
+            features = self.conv(level)
             outputs["bbox_regression"].append((self.bbox_reg(features) * scale).flatten(2).mT)  # B HW 4
             if hasattr(self, "bbox_ctrness"):
                 outputs.setdefault("bbox_ctrness", []).append(self.bbox_ctrness(features).flatten(2).mT)  # B HW 1
@@ -172,13 +172,11 @@ def retinanet(
     """RetinaNet: maps at strides 8 to 128, nine anchors a position, heads of four convolutions.
 
     Args:
-        assigner: "iou": positive anchors by IoU; "atss": adaptive selection, with the head of its paper: one square
-            anchor a position, group norm, GIoU loss.
+        assigner: "iou": positive anchors by IoU; "atss": adaptive selection, one square anchor a position, GIoU loss.
         centerness: With "atss", a branch that predicts how central a position is in its object.
         image_size: (shorter side, longest side) that images are resized to in eval mode.
         width: Channels of the pyramid and the heads.
-        anchor_scale: Side of the smallest anchor in strides; 4, with "atss" 8.
-        aspect_ratios: Of the anchors; with "atss" they are square.
+        anchor_scale, aspect_ratios: Of the smallest anchor, its side in strides; 4, with "atss" 8 and square.
         options: Of torchvision's RetinaNet, such as score_thresh, nms_thresh, detections_per_img.
     """
     check_choice("assigner", assigner, ("iou", "atss"))

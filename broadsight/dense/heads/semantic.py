@@ -26,8 +26,7 @@ class Segmenter(nn.Module):
     Args:
         decoder: From the four maps of the backbone to one (B, width, ceil(H / 4), ceil(W / 4)).
         dropout: Share of channels dropped before the classifiers in training.
-        auxiliary: From the map of stride 16 to one of `aux_channels`; for training only.
-        aux_weight: Of the auxiliary head's loss.
+        auxiliary, aux_weight: From the map of stride 16 to `aux_channels`, for training only, and its loss's weight.
         class_weights: A weight for each class in the cross-entropy, which is then a weighted mean.
         dice: Weight of a Dice loss; needs segmentation-models-pytorch.
     """

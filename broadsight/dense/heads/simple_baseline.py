@@ -1,7 +1,4 @@
-"""Keypoints of one object in a crop, as heat maps: SimpleBaseline (Xiao et al., ECCV 2018).
-
-`data.dense.pose_geometry` makes the crops and the heat maps to learn; `pose` reads keypoints from heat maps.
-"""
+"""Keypoints of one object in a crop, as heat maps: SimpleBaseline (Xiao et al., ECCV 2018)."""
 
 from itertools import pairwise
 
@@ -52,9 +49,8 @@ class SimpleBaseline(nn.Module):
             layers += [doubled, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
         self.decoder = nn.Sequential(*layers)
         self.head = nn.Conv2d(widths[-1], num_keypoints, 1)
-        for layer in (*layers, self.head):
-            if isinstance(layer, nn.ConvTranspose2d | nn.Conv2d):
-                nn.init.normal_(layer.weight, std=0.001)
+        for layer in (*layers[::3], self.head):
+            nn.init.normal_(layer.weight, std=0.001)  # ty: ignore[invalid-argument-type]
         nn.init.zeros_(self.head.bias)  # ty: ignore[invalid-argument-type]
 
     def forward(self, images: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> Tensor | dict[str, Tensor]:

@@ -33,15 +33,11 @@ class FasterRCNN(Detector, detection.FasterRCNN):
     """Boxes (Ren et al., NeurIPS 2015; with a feature pyramid, Lin et al., CVPR 2017)."""
 
 
-class MaskRCNN(Detector, detection.MaskRCNN):
-    """Boxes and masks (He et al., ICCV 2017)."""
-
+class MaskRCNN(Detector, detection.MaskRCNN):  # He et al., ICCV 2017, as the next
     task = "instances"
 
 
 class KeypointRCNN(Detector, detection.KeypointRCNN):
-    """Boxes and keypoints (He et al., ICCV 2017)."""
-
     task = "keypoints"
 
 
@@ -156,7 +152,6 @@ class CascadeHeads(nn.Module):
     def forward(
         self, features: Maps, proposals: Boxes, image_shapes: Sizes, targets: Objects | None = None
     ) -> tuple[Objects, dict[str, Tensor]]:
-        """Predictions for each image, in eval mode, and losses, in train mode."""
         if self.training:
             return [], self.losses(features, proposals, image_shapes, targets)
         return self.predictions(features, proposals, image_shapes), {}
@@ -220,8 +215,6 @@ def refined(
 
 
 class CascadeMaskRCNN(Detector, detection.FasterRCNN):
-    """Boxes in several steps, and masks."""
-
     task = "instances"
 
 

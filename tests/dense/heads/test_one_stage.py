@@ -19,11 +19,10 @@ from .small import ONE_STAGE, small, target
 def test_predictions__hold_under_bfloat16(kind):
     model = small(kind, score_thresh=0.0).eval()
     images = [torch.rand(3, 64, 96)]
-    with torch.no_grad():
-        exact = model.raw(torch.stack(images))
-        with torch.autocast("cpu", torch.bfloat16):
-            rough = model.raw(torch.stack(images))
-            (found,) = model(images)
+    exact = model.raw(torch.stack(images))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model.raw(torch.stack(images))
+        (found,) = model(images)
     assert {x.dtype for x in rough.values()} == {torch.float32}
     for name, x in exact.items():
         torch.testing.assert_close(rough[name], x, atol=0.05, rtol=0.05)
@@ -36,13 +35,11 @@ def test_labels__count_from_one_outside_and_zero_inside(kind):
     bias = model.head.classification_head.cls_logits.bias
     assert bias.shape == (3 * (9 if kind == "retinanet" else 1),)
     bias.data = torch.tensor([-9.0, 9.0, -9.0]).repeat(len(bias) // 3)  # sure of the second
-    with torch.no_grad():
-        (found,) = model.eval()([torch.rand(3, 64, 64)])
+    (found,) = model.eval()([torch.rand(3, 64, 64)])
     assert set(found["labels"].tolist()) == {2}
     model.train()
     given = [target(64, 64, [10, 10, 50, 50], labels=[label]) for label in (1, 2, 3)]
-    with torch.no_grad():
-        losses = [model([torch.ones(3, 64, 64) / 2], [one])["classification"] for one in given]
+    losses = [model([torch.ones(3, 64, 64) / 2], [one])["classification"] for one in given]
     assert losses[1] < losses[0] and losses[1] < losses[2]
     assert [int(one["labels"]) for one in given] == [1, 2, 3]  # what was given is not changed
 
@@ -53,8 +50,7 @@ def test_ssdlite__background_is_class_zero():
     for block in model.head.classification_head.module_list:
         nn.init.zeros_(block[1].weight)
         block[1].bias.data = torch.tensor([0.0, -9, -9, 9]).repeat(6)
-    with torch.no_grad():
-        (found,) = model.eval()([torch.rand(3, 64, 96)])
+    (found,) = model.eval()([torch.rand(3, 64, 96)])
     assert set(found["labels"].tolist()) == {3}
 
 
@@ -99,8 +95,7 @@ def test_pyramid__sixth_map_is_made_of_what_was_asked_for(extra, seen):
     pyramid = FeaturePyramid(stages, 8, extra, width=stages.channels[-1]).eval()
     for layer in (pyramid.fpn.inner_blocks[-1], pyramid.fpn.layer_blocks[-1]):
         nn.init.zeros_(layer[0].weight)  # the fifth map of the pyramid is zero
-    with torch.no_grad():
-        maps = pyramid(torch.randn(1, 3, 64, 64))
+    maps = pyramid(torch.randn(1, 3, 64, 64))
     assert list(maps) == ["0", "1", "2", "p6", "p7"] and pyramid.strides == (8, 16, 32, 64, 128)
     assert not maps["2"].any() and bool(maps["p6"].any()) == seen
 
@@ -252,8 +247,7 @@ def test_scores__are_geometric_means_with_centerness():
         torch.nn.init.zeros_(layer.weight)
     head.classification_head.cls_logits.bias.data = torch.tensor([-9.0, math.log(0.8 / 0.2)])
     torch.nn.init.constant_(head.regression_head.bbox_ctrness.bias, math.log(0.2 / 0.8))
-    with torch.no_grad():
-        (found,) = model([torch.rand(3, 64, 64)])
+    (found,) = model([torch.rand(3, 64, 64)])
     assert set(found["labels"].tolist()) == {2}
     torch.testing.assert_close(found["scores"], torch.full_like(found["scores"], 0.4))
 

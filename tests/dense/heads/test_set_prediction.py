@@ -67,9 +67,8 @@ def test_predictions__by_hand():
 def test_eval__every_image_by_itself_and_in_its_own_pixels():
     model = small().eval()
     images = make_images()
-    with torch.no_grad():
-        found = model(images)
-        alone = model(images[1:])
+    found = model(images)
+    alone = model(images[1:])
     for result, image in zip(found, images, strict=True):
         shapes = {key: tuple(x.shape) for key, x in result.items()}
         assert shapes == {"boxes": (20, 4), "labels": (20,), "scores": (20,)}  # ten queries, two classes
@@ -98,8 +97,7 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
     inner = model.detector.model
     heads = [inner.enc_score_head, *inner.decoder.class_embed]
     torch.testing.assert_close(torch.stack([head.bias.sigmoid() for head in heads]), torch.full((3, 2), 0.01))
-    with torch.no_grad():
-        found = model.eval()([torch.rand(1, 64, 96)])[0]["boxes"]
+    found = model.eval()([torch.rand(1, 64, 96)])[0]["boxes"]
     low, high = found.reshape(-1, 2, 2).unbind(1)
     share = (high - low) / torch.tensor([96, 64])
     sides = torch.tensor([0.05, 0.1, 0.2])  # of anchors on the three maps
@@ -142,7 +140,6 @@ def test_training__finds_a_bright_square():
         sum(model(images, targets).values()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    with torch.no_grad():
-        found = model.eval()(images)
+    found = model.eval()(images)
     overlaps = [float(box_iou(result["boxes"][:1], box[None])) for result, box in zip(found, boxes, strict=True)]
     assert min(overlaps) > 0.6

@@ -22,8 +22,7 @@ def test_heatmaps__are_of_the_stride(deconvs, stride):
     model = small(deconvs=deconvs).eval()
     assert model.stride == stride
     for height, width in ((64, 32), (65, 47)):
-        with torch.no_grad():
-            maps = model(torch.rand(1, 3, height, width))
+        maps = model(torch.rand(1, 3, height, width))
         assert maps.shape == (1, 4, math.ceil(height / stride), math.ceil(width / stride))
         assert maps.shape == encode(torch.ones(1, 4, 3), (height, width), stride=stride)[0].shape
 
@@ -61,8 +60,7 @@ def test_training__finds_the_bright_spot():
         model(crops, targets)["loss"].backward()
         optimizer.step()
     model.training = False  # of itself alone: so few steps leave the running statistics behind
-    with torch.no_grad():
-        found = decode(model(crops))
+    found = decode(model(crops))
     assert (found[..., :2] - places[..., :2]).abs().max() < 4  # within a cell
 
 

@@ -17,8 +17,7 @@ def test_predictions__labels_count_the_background_and_none_is_an_empty_one():
     nn.init.zeros_(model.roi_heads.box_predictor.cls_score.weight)
     for sure, labels in ((9.0, {2}), (0.0, set())):
         model.roi_heads.box_predictor.cls_score.bias.data = torch.tensor([0, 0, sure, 0])
-        with torch.no_grad():
-            (found,) = model([torch.rand(3, 64, 80)])
+        (found,) = model([torch.rand(3, 64, 80)])
         assert set(found["labels"].tolist()) == labels
     assert found["boxes"].shape == (0, 4) and found["masks"].shape == (0, 1, 64, 80)
 
@@ -111,8 +110,7 @@ def test_predictions__mean_of_scores_and_masks_on_boxes_of_the_last():
         says(step.box_predictor, scores=[0.0, math.log(share / (1 - share))], deltas=[[0.0] * 4] * 2)
         nn.init.zeros_(step.mask_predictor.mask_fcn_logits.weight)
         nn.init.constant_(step.mask_predictor.mask_fcn_logits.bias, math.log((share - 0.1) / (1.1 - share)))
-    with torch.no_grad():
-        (found,) = model([torch.rand(3, 128, 160)])  # halved inside
+    (found,) = model([torch.rand(3, 128, 160)])  # halved inside
     torch.testing.assert_close(found["scores"], torch.full((5,), 0.5))
     assert found["masks"].shape == (5, 1, 128, 160)
     left, top, right, bottom = found["boxes"][0].int().tolist()
@@ -121,8 +119,7 @@ def test_predictions__mean_of_scores_and_masks_on_boxes_of_the_last():
     says(steps[2].box_predictor, deltas=[[0.0, 0, -15 * math.log(2), 0]] * 2)  # the last halves the widths
     seen = []
     steps[0].box_roi_pool.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1][0].clone()))
-    with torch.no_grad():
-        (halved,) = model([torch.rand(3, 128, 160)])
+    (halved,) = model([torch.rand(3, 128, 160)])
     allowed = 2 * (seen[-1][:, 2] - seen[-1][:, 0]) / 2  # in pixels of the image that came
     widths = halved["boxes"][:, 2] - halved["boxes"][:, 0]
     assert ((widths[:, None] - allowed).abs().amin(1) < 1e-3).all()
