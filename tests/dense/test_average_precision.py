@@ -103,11 +103,10 @@ def test_merge__same_image_seen_differently__all_keep_the_same(scenes):
     other = (image_id, (size, found | {"scores": found["scores"].flip(0)}, there))
     first, second = collect([scenes[1]]), collect([other])
     states = first.state(), second.state()
-    first.merge([states[1]])
-    second.merge([states[0]])
+    first.merge(states)
+    second.merge(states)
     kept = [metric.state()[0][1]["found"]["scores"].tolist() for metric in (first, second)]
-    assert kept[0] == kept[1]
-    assert kept[0] in (found["scores"].tolist(), found["scores"].flip(0).tolist())
+    assert kept[0] == kept[1] in (found["scores"].tolist(), found["scores"].flip(0).tolist())
 
 
 def one(box=(10.0, 10.0, 50.0, 50.0), label=1, score=0.9, **more) -> tuple[dict, dict]:
@@ -154,17 +153,17 @@ def test_coverage__classes_that_have_objects_that_count():
     assert metric.coverage() == (0, 1) and math.isnan(metric.compute()["keypoint_ap"])
 
 
-def test_area__without_one_it_is_the_mask_s_or_the_box_s():
+@pytest.mark.parametrize(
+    ("kinds", "size", "other"), [(["box"], "medium", "small"), (["box", "mask"], "small", "medium")]
+)
+def test_area__without_one_it_is_the_mask_s_or_the_box_s(kinds, size, other):
     mask = torch.zeros(1, 100, 100, dtype=torch.uint8)
     mask[0, 10:30, 10:30] = 1  # 400 pixels in a box of 1600
     found, there = one(masks=mask)
-    found["masks"] = mask[:, None].float()
-    for kinds, size in ((["box"], "medium"), (["box", "mask"], "small")):
-        metric = AveragePrecision(kinds, {1: 1}, ["thing"])
-        metric.update(1, (100, 100), found, there)
-        figures = metric.compute()
-        assert figures[f"box_ar_{size}"] == 100
-        assert math.isnan(figures["box_ar_small" if size == "medium" else "box_ar_medium"])
+    metric = AveragePrecision(kinds, {1: 1}, ["thing"])
+    metric.update(1, (100, 100), found | {"masks": mask[:, None].float()}, there)
+    figures = metric.compute()
+    assert figures[f"box_ar_{size}"] == 100 and math.isnan(figures[f"box_ar_{other}"])
 
 
 def test_image_ids__order_of_numbers_and_of_names_decides_ties():
@@ -178,17 +177,14 @@ def test_image_ids__order_of_numbers_and_of_names_decides_ties():
 
 
 def test_first_of_each__by_hand():
-    labels = np.array([1, 2, 1, 1, 2, 1])
-    scores = np.array([0.1, 0.5, 0.7, 0.7, 0.6, 0.7])
-    assert first_of_each(labels, scores, 2).tolist() == [1, 2, 3, 4]
-    assert first_of_each(labels, scores, 1).tolist() == [2, 4]
-    assert first_of_each(labels, scores, 6).tolist() == [0, 1, 2, 3, 4, 5]
+    labels, scores = np.array([1, 2, 1, 1, 2, 1]), np.array([0.1, 0.5, 0.7, 0.7, 0.6, 0.7])
+    kept = {most: first_of_each(labels, scores, most).tolist() for most in (1, 2, 6)}
+    assert kept == {1: [2, 4], 2: [1, 2, 3, 4], 6: [0, 1, 2, 3, 4, 5]}
 
 
 def test_state__holds_runs_not_masks():
-    masks = torch.zeros(50, 1, 400, 400)
+    masks, boxes = torch.zeros(50, 1, 400, 400), torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1)
     masks[:, :, 100:300, 100:300] = 1
-    boxes = torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1)
     found = dict(boxes=boxes, labels=torch.ones(50, dtype=torch.int64), scores=torch.rand(50), masks=masks)
     metric = AveragePrecision(["box", "mask"], {1: 1}, ["thing"])
     metric.update(1, (400, 400), found, dict(found, masks=masks[:, 0].byte()))

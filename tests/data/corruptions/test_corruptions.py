@@ -251,7 +251,7 @@ def test_filtered_noise__slope_and_direction():
     assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
 
 
-def test_brightness__value_of_hsv():
+def test_brightness_and_contrast__by_formula():
     for severity, amount in enumerate((0.1, 0.2, 0.3, 0.4, 0.5), 1):
         bright = min(1, 200 / 255 + amount) * 255
         expected = [round(bright), round(bright / 2), round(bright / 4)]  # hue and saturation stay
@@ -259,9 +259,6 @@ def test_brightness__value_of_hsv():
         assert corrupt(flat(0, 8), "brightness", severity)[0, 0].tolist() == [np.rint(amount * 255)] * 3
         grey = corrupt(flat(40, 8, 1), "brightness", severity)
         assert grey[0, 0, 0] == pytest.approx(40 + amount * 255, abs=0.51)
-
-
-def test_contrast__by_formula():
     image = ramp(32)
     mean = image.mean((0, 1))
     for severity, share in enumerate((0.4, 0.3, 0.2, 0.1, 0.05), 1):
@@ -285,15 +282,12 @@ def test_elastic_transform__distance_and_shear():
     np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
 
 
-def test_pixelate__is_down_and_up():
+def test_pixelate_and_jpeg_compression__are_what_pil_makes():
     image = natural(2, 50)
     for severity, few in enumerate((30, 25, 20, 15, 12), 1):
         box = Image.Resampling.BOX
         expected = Image.fromarray(image).resize((few, few), box).resize((50, 50), box)
         np.testing.assert_array_equal(corrupt(image, "pixelate", severity), np.asarray(expected))
-
-
-def test_jpeg_compression__is_what_pil_writes():
     for image, form in ((natural(2, 48), (48, 48, 3)), (natural(2, 48)[..., :1], (48, 48))):
         for severity, quality in enumerate((25, 18, 15, 10, 7), 1):
             file = io.BytesIO()

@@ -43,12 +43,8 @@ class Dots:
         points = torch.from_numpy(self.points(i))[None].repeat(5, 1, 1)
         points[0, :, 2] = 0  # of which no keypoint is labelled
         rows = torch.tensor([True, i != 1, True, True, False])
-        target = dict(
-            labels=torch.tensor([1, 1, 1, 1, 1]),
-            iscrowd=torch.tensor([0, 0, 1, 0, 0]),
-            area=torch.tensor([1.0, 900, 3, 4, 5]),
-            keypoints=points,
-        )
+        target = dict(labels=torch.ones(5).long(), iscrowd=torch.tensor([0, 0, 1, 0, 0]), keypoints=points)
+        target["area"] = torch.tensor([1.0, 900, 3, 4, 5])
         target = {key: value[rows] for key, value in target.items()}
         boxes = tv_tensors.BoundingBoxes(boxes[rows], format="XYXY", canvas_size=(140, 160))
         return target | dict(boxes=boxes, image_id=100 + i)
@@ -73,9 +69,8 @@ def test_crops__of_labelled_persons_alone():
     assert pixels.shape == (3, *SIZE) and pixels.dtype == torch.uint8
     assert target["heatmaps"].shape == (3, 16, 12) and target["weights"].tolist() == [1, 1, 1]
     meta = target["meta"]
-    assert {key: meta[key] for key in ("image", "place", "image_id", "label", "area", "score")} == dict(
-        image=2, place=1, image_id=102, label=1, area=900.0, score=1.0
-    )
+    expected = dict(image=2, place=1, image_id=102, label=1, area=900.0, score=1.0)
+    assert {key: meta[key] for key in expected} == expected
     assert meta["box"].tolist() == [80, 50, 120, 100]
     assert sum(1 for _ in data) == 2
 
@@ -124,17 +119,13 @@ def test_training__heat_is_where_the_dots_are(changes, mirrored):
     assert min(zooms) >= 0.699 and max(zooms) <= 1.301 and np.std(zooms) > 0.1
 
 
-def test_training__is_a_function_of_the_seed():
-    data = crops(training=True)
-    results = []
+def test_training__is_a_function_of_the_seed(monkeypatch):
+    data, results = crops(training=True), []
     for seed in (1, 1, 2):
         seed_transforms(seed)
         results.append(data[0])
     (first, one), (same, two), (other, _) = results
     assert torch.equal(first, same) and torch.equal(one["heatmaps"], two["heatmaps"]) and not torch.equal(first, other)
-
-
-def test_crops__none_at_all(monkeypatch):
     monkeypatch.setattr(Dots, "__len__", lambda self: 0)
     refused("no object has a labelled keypoint", crops)
 

@@ -74,8 +74,7 @@ def coloured(pixels: torch.Tensor, label: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", CHAINS)
 def test_objects__stay_where_they_are_seen(name):
     build = DenseTransforms(**{"task": "keypoints", "image_size": 48, **CHAINS[name]}).build(True, PAIRS)
-    dots = objects = 0
-    mirrored = set()
+    dots, objects, mirrored = 0, 0, set()
     for seed in range(60):
         image, given = drawn(seed)
         seed_transforms(1, seed)

@@ -64,6 +64,8 @@ def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors():
     positions = 8 * 12 + 4 * 6 + 2 * 3 + 1 * 2 + 1
     assert raw["cls_logits"].shape == (2, 9 * positions, 3) and raw["bbox_regression"].shape == (2, 9 * positions, 4)
     refused("an image has 1 channels; the model takes 3", model, [torch.rand(1, 64, 64)])
+    deltas = small("fcos").eval().raw(torch.rand(1, 3, 64, 64))["bbox_regression"]  # begins a stride from each side
+    assert deltas.min() > 0 and deltas.mean().item() == pytest.approx(1, abs=0.3)
 
 
 @pytest.mark.slow
@@ -98,17 +100,10 @@ def test_pyramid__sixth_map_is_made_of_what_was_asked_for(extra, seen):
     maps = pyramid(torch.randn(1, 3, 64, 64))
     assert list(maps) == ["0", "1", "2", "p6", "p7"] and pyramid.strides == (8, 16, 32, 64, 128)
     assert not maps["2"].any() and bool(maps["p6"].any()) == seen
-
-
-def test_pyramid__freezes_what_only_lower_maps_need():
+    # What only lower maps need is frozen
     pyramid = FeaturePyramid(open_stages("test_resnet", neck="map"), 8, "p5", width=32)
     frozen = {name for name, p in pyramid.named_parameters() if not p.requires_grad}
     assert frozen and all(".0." in name and name.startswith("stages.neck.") for name in frozen)
-
-
-def test_fcos__begins_a_stride_from_each_side():
-    deltas = small("fcos").eval().raw(torch.rand(1, 3, 64, 64))["bbox_regression"]
-    assert deltas.min() > 0 and deltas.mean().item() == pytest.approx(1, abs=0.3)
 
 
 def test_batch_norm__single_value_by_running_statistics():
@@ -201,15 +196,11 @@ def test_assign__agrees_with_a_slow_loop(k):
     assert assign(levels, objects, k).tolist() == wanted
 
 
-def test_centerness__by_hand():
-    anchors = torch.tensor([square(5, 5, 2), square(2, 5, 2), square(2, 1, 20)])
-    boxes = torch.tensor([[0.0, 0, 10, 10]] * 3)
-    # sqrt(2/8 * 1) and sqrt(2/8 * 1/9)
-    torch.testing.assert_close(centerness(anchors, boxes), torch.tensor([1.0, 0.5, 1 / 6]))
-
-
 def test_losses__of_a_head_that_says_nothing():
     """All logits zero and deltas zero: focal loss of p = .5, boxes are the anchors, centerness says .5."""
+    anchors = torch.tensor([square(5, 5, 2), square(2, 5, 2), square(2, 1, 20)])
+    central = centerness(anchors, torch.tensor([[0.0, 0, 10, 10]] * 3))
+    torch.testing.assert_close(central, torch.tensor([1.0, 0.5, 1 / 6]))  # sqrt(2/8 * 1) and sqrt(2/8 * 1/9)
     model = small("atss", 2).train()
     for layer in (model.head.classification_head.cls_logits, model.head.regression_head.bbox_ctrness):
         torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
@@ -250,10 +241,7 @@ def test_scores__are_geometric_means_with_centerness():
     (found,) = model([torch.rand(3, 64, 64)])
     assert set(found["labels"].tolist()) == {2}
     torch.testing.assert_close(found["scores"], torch.full_like(found["scores"], 0.4))
-
-
-def test_centerness_branch__is_optional():
-    model = small("atss", 2, centerness=False).train()
+    model = small("atss", 2, centerness=False).train()  # without its branch
     truth = [target(64, 64, [4, 4, 40, 40], labels=[1])]
     assert set(model([torch.rand(3, 64, 64)], truth)) == {"classification", "bbox_regression"}
     assert set(model.raw(torch.rand(1, 3, 64, 64))) == {"cls_logits", "bbox_regression"}
