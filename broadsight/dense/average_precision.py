@@ -148,21 +148,22 @@ class AveragePrecision:
         if kind not in self._tables:
             order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
             images = [self._images[name] for name in order]
-            labels, sigmas = sorted(self.category_ids), self._sigmas() if kind == "keypoint" else None
+            labels, sigmas = sorted(self.category_ids), _sigmas(images) if kind == "keypoint" else None
             every = np.concatenate([np.zeros(0, np.int64), *(image["found"]["labels"] for image in images)])
             groups = group(labels, np.bincount(every, minlength=max(labels) + 1), AT_ONCE)
             precision, recall = zip(*(compare(kind, images, some, sigmas) for some in groups), strict=True)
             self._tables[kind] = np.concatenate(precision, 2), np.concatenate(recall, 1)
         return self._tables[kind]
 
-    def _sigmas(self) -> list[float]:
-        """Tolerance of each keypoint relative to the object's size."""
-        points = (image[part]["keypoints"] for image in self._images.values() for part in ("there", "found"))
-        counts = {one.shape[1] // 3 for one in points if len(one)}
-        if len(counts) > 1:
-            raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")
-        count = max(counts, default=len(PERSON))
-        return [one / 1000 for one in PERSON] if count == len(PERSON) else [0.05] * count
+
+def _sigmas(images: Sequence[Objects]) -> list[float]:
+    """Tolerance of each keypoint relative to the object's size."""
+    points = (image[part]["keypoints"] for image in images for part in ("there", "found"))
+    counts = {one.shape[1] // 3 for one in points if len(one)}
+    if len(counts) > 1:
+        raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")
+    count = max(counts, default=len(PERSON))
+    return [one / 1000 for one in PERSON] if count == len(PERSON) else [0.05] * count
 
 
 def _numbers(values: Any) -> np.ndarray:

@@ -47,9 +47,8 @@ def detect(
     for scale, mirrored in views.each():
         given = [_scaled(image, scale) for image in images]
         found = model([image.flip(-1) for image in given] if mirrored else given)
-        if mirrored:
-            found = [_mirror(one, image.shape[-1], keypoint_pairs) for one, image in zip(found, given, strict=True)]
-        answers.append([_stretch(*pair) for pair in zip(found, given, images, strict=True)])
+        pairs = keypoint_pairs if mirrored else None
+        answers.append([_placed(*seen, pairs) for seen in zip(found, given, images, strict=True)])
     pairs = zip(zip(*answers, strict=True), images, strict=True)
     return [_merge(one, image.shape[-2:]) for one, image in pairs]
 
@@ -115,25 +114,21 @@ def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
     return F.interpolate(x[None], tuple(size), mode="bilinear", align_corners=False, antialias=antialias)[0]
 
 
-def _mirror(found: Prediction, width: int, pairs: Sequence[tuple[int, int]]) -> Prediction:
-    """What was found in a mirror image of this width, in the image."""
-    x1, y1, x2, y2 = found["boxes"].unbind(-1)
-    found = found | {"boxes": torch.stack([width - x2, y1, width - x1, y2], -1)}
-    if "masks" in found:
-        found["masks"] = found["masks"].flip(-1)
-    if "keypoints" in found:
-        order = mirrored_order(found["keypoints"].shape[1], pairs)
-        x, y, visible = found["keypoints"][:, order].unbind(-1)
-        found["keypoints"] = torch.stack([width - x, y, visible], -1)  # the centre of a pixel is at 0.5
-        if "keypoints_scores" in found:
-            found["keypoints_scores"] = found["keypoints_scores"][:, order]
-    return found
-
-
-def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
-    """Predictions for a resized image in pixels of the image, without masks, most of which will not be kept."""
+def _placed(found: Prediction, given: Tensor, image: Tensor, pairs: Sequence[tuple[int, int]] | None) -> Prediction:
+    """What was found in a resized image, mirrored if there are pairs, in pixels of the image; masks stay small."""
+    width, found = given.shape[-1], dict(found)
     down, across = (whole / part for whole, part in zip(image.shape[-2:], given.shape[-2:], strict=True))
-    found = dict(found, boxes=found["boxes"] * found["boxes"].new_tensor([across, down, across, down]))
+    if pairs is not None:
+        x1, y1, x2, y2 = found["boxes"].unbind(-1)
+        found["boxes"] = torch.stack([width - x2, y1, width - x1, y2], -1)
+        if "masks" in found:
+            found["masks"] = found["masks"].flip(-1)
+        for name in found.keys() & {"keypoints", "keypoints_scores"}:
+            found[name] = found[name][:, mirrored_order(found[name].shape[1], pairs)]
+        if "keypoints" in found:
+            x, y, visible = found["keypoints"].unbind(-1)
+            found["keypoints"] = torch.stack([width - x, y, visible], -1)  # the centre of a pixel is at 0.5
+    found["boxes"] = found["boxes"] * found["boxes"].new_tensor([across, down, across, down])
     if "keypoints" in found:
         found["keypoints"] = found["keypoints"] * found["keypoints"].new_tensor([across, down, 1])
     return found

@@ -27,8 +27,7 @@ def decode(heatmaps: Tensor, *, stride: int = 4, refine: Literal["quarter", "tay
     x, y = index % width, index // width
     # The cell and its neighbours, N K 3 3. In the map with a margin, their indices begin at those of the cell.
     margin = F.pad(heatmaps, (1, 1, 1, 1)).flatten(2)
-    offsets = torch.arange(3, device=index.device)
-    rows, columns = y[..., None] + offsets, x[..., None] + offsets
+    rows, columns = (place[..., None] + torch.arange(3, device=index.device) for place in (y, x))
     around = (rows[..., :, None] * (width + 2) + columns[..., None, :]).flatten(2)
     patch = margin.gather(2, around).unflatten(2, (3, 3))
     inside = torch.stack([(x > 0) & (x < width - 1), (y > 0) & (y < height - 1)], -1)  # N K 2
@@ -68,9 +67,8 @@ def mirrored_order(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
 def flip_test(model: nn.Module, crops: Tensor, pairs: Sequence[tuple[int, int]], *, shift: bool = False) -> Tensor:
     """Heat maps (B, K, h, w) of crops (B, C, H, W), averaged with those of the mirrored crops.
 
-    Args:
-        pairs: Keypoints that a mirror swaps, such as left and right eye.
-        shift: Move the maps of mirrored crops a cell to the right, for weights trained with cell i at i * stride.
+    Pairs of keypoints are swapped by a mirror, such as left and right eye; `shift` moves the maps of mirrored crops a
+    cell to the right, for weights trained with cell i at i * stride.
     """
     maps = model(crops)
     mirrored = model(crops.flip(-1)).flip(-1)[:, mirrored_order(maps.shape[1], pairs)]

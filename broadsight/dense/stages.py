@@ -154,22 +154,16 @@ def open_stages(
     inside = [module for module in model.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
     normed = ends_with_layer_norm(model) or isinstance(inside[-1] if inside else None, LAYER_NORMS)
     normed = normed and not len(getattr(model, "feature_norms", ()))
-    pyramid = find_pyramid(model, indices=wanted_features(model), stem="", in_chans=in_chans)
+    info = getattr(model, "feature_info", None)
+    offered = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
+    indices = None if len(set(offered)) < 2 or None in offered else sorted(set(sources_of(offered)))
+    pyramid = find_pyramid(model, indices=indices, stem="", in_chans=in_chans)
     model = as_backbone(model, pyramid)
     mean, std = (per_channel(described.get(key) or usual, pyramid.in_chans) for key, usual in IMAGENET.items())
     stages = Stages(model, pyramid, normed, mean, std)
     if neck == "map":
         stages.neck = MultiTokenNeck(stages.channels, **{"norm": "group", **(neck_args or {})})
     return stages
-
-
-def wanted_features(model: Any) -> list[int] | None:
-    """Indices of the model's features whose strides are nearest to ours; None to let `find_pyramid` choose."""
-    info = getattr(model, "feature_info", None)
-    reductions = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
-    if len(set(reductions)) < 2 or None in reductions:
-        return None
-    return sorted(set(sources_of(reductions)))
 
 
 def sources_of(offered: list[int]) -> list[int]:

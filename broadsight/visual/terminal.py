@@ -59,7 +59,6 @@ def print_json(record: Any, path: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the user, on stderr."""
     print(f"note: {printable(text)}", file=sys.stderr)
 
 

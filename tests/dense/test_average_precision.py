@@ -125,7 +125,6 @@ def test_compute__by_hand():
     assert figures["box_ap"] == figures["box_ap50"] == pytest.approx(100 * 51 / 101)
     assert figures["box_ar1"] == figures["box_ar100"] == figures["box_ar_medium"] == 50
     assert math.isnan(figures["box_ap_small"]) and math.isnan(figures["box_ar_large"])
-
     metric.update("b", (100, 100), found, there)  # it comes again, and is found
     assert metric.compute()["box_ap"] == pytest.approx(100)
     metric.reset()
@@ -259,7 +258,6 @@ def test_real_annotations__same_as_pycocotools_on_the_file_itself(file, kinds, s
     content["annotations"] = [item for item in content["annotations"] if item["image_id"] in kept]
     if step > 1:
         assert reaching and any(item["iscrowd"] for item in content["annotations"])
-
     seen = perturbed(data, kinds, places)
     metric = AveragePrecision(kinds, data.category_ids, data.classes)
     for one_image in seen:

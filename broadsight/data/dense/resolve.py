@@ -157,7 +157,6 @@ def open_dense_part(
 
 
 def view_scenes(scenes: Scenes, task: DenseTask, channels: int) -> DenseView:
-    """Scenes with the targets of a task."""
     if task == "segment":
         return DenseView(SceneMasks(scenes, channels=channels))
     return DenseView(SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels))
@@ -194,7 +193,6 @@ def _files(
         apart = others.get("val") or others.get("all") or others["train"]
     elif apart and split is not None:
         raise ValueError(f"split={split}, but {apart.labels} is set apart to validate; leave split out")
-
     names = class_file_of(found, data)
     dataset = open_found(found, task, channels, names)
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
@@ -211,7 +209,6 @@ def _files(
         _check_alike(dataset, other, found.labels, apart.labels)
         train = DenseView(dataset, points=offset)
         valid = DenseView(other, classes=train.classes, others_ids=train.category_ids, points=offset)
-
     views = {"train": train, "val": valid}
     places = {"train": found.labels, "val": (apart or found).labels}
     told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.source, "notes", ())]

@@ -222,7 +222,6 @@ def take(target: Target, rows: Tensor) -> Target:
 
 
 def resize_image(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear resizing to (H, W), without smoothing."""
     return F.resize(pixels, list(size), InterpolationMode.BILINEAR, antialias=False)
 
 

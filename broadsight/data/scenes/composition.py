@@ -79,7 +79,6 @@ def compose(index: int, seed: int, split: str, classes: tuple[str, ...]) -> Plan
     margin = 0.5 * scale
     centre = dice(margin, 1 - margin), dice(margin, 1 - margin)
     others = [number for number in range(len(classes)) if number != label]
-
     for _ in range(dice.pick(3)):
         region(canvas, dice)
     grounds = len(canvas.owners)

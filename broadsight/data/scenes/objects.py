@@ -148,7 +148,6 @@ POINTS: dict[str, dict[str, tuple[float, float, str]]] = {}
 for _name, *_places in map(str.split, PLACES.strip().splitlines()[1:]):
     _known = {key: place.split(",") for key, place in zip(KEYPOINTS, _places, strict=True) if place != "-"}
     POINTS[_name] = {key: (float(x), float(y), part) for key, (x, y, part) in _known.items()}
-
 CLASSES = tuple(SHAPES)
 PARTS = {name: (SALIENT[name], *(part for part in shapes if part != SALIENT[name])) for name, shapes in SHAPES.items()}
 

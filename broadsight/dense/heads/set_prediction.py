@@ -54,7 +54,11 @@ class RTDETR(nn.Module):
         score_thresh: float = 0.0,
     ):
         super().__init__()
-        transformers = _transformers()
+        try:
+            import scipy  # noqa: F401  matches boxes
+            import transformers
+        except ImportError as error:
+            raise ImportError(f"rtdetr needs {error.name}; pip install broadsight[hf]") from None
         height, width = image_size
         if height % 32 or width % 32:
             raise ValueError(f"image_size={height}x{width} of rtdetr; expected multiples of 32")
@@ -160,12 +164,3 @@ def initialise(detector: Any) -> None:
         nn.init.zeros_(head.layers[-1].weight)
         nn.init.zeros_(head.layers[-1].bias)
         in_float32(head)
-
-
-def _transformers() -> Any:
-    try:
-        import scipy  # noqa: F401  matches boxes
-        import transformers
-    except ImportError as error:
-        raise ImportError(f"rtdetr needs {error.name}; pip install broadsight[hf]") from None
-    return transformers

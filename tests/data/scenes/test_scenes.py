@@ -77,7 +77,6 @@ def test_draw_scene__consistent_at_every_size(size):
         assert scene.keypoints.shape == (count, len(KEYPOINTS), 3)
         assert scene.label == scene.labels[0] and len(set(scene.labels[1:]) & {scene.label}) == 0
         assert scene.masks.any((1, 2)).all() and scene.masks.sum(0).max() == 1
-
         semantic = np.zeros((height, width), int)
         for label, mask, part, box in zip(scene.labels, scene.masks, scene.parts, scene.boxes, strict=True):
             semantic[mask] = label + 1
