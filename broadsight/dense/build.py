@@ -49,8 +49,8 @@ def build(
     check_choice("dense model", name, HEADS)
     if not isinstance(num_classes, int) or num_classes < 1:
         raise ValueError(f"num_classes={num_classes}; expected the number of classes, 1 or more")
-    given = dict(backbone_args or {}, pretrained=pretrained_backbone, in_chans=in_chans, neck=neck, neck_args=neck_args)
-    stages = open_stages(backbone, **given)
+    given: dict[str, Any] = dict(pretrained=pretrained_backbone, in_chans=in_chans, neck=neck, neck_args=neck_args)
+    stages = open_stages(backbone, **given, **(backbone_args or {}))
     try:
         model = HEADS[name].build(stages, num_classes, **options)
     except TypeError as error:
@@ -86,7 +86,7 @@ def make_dense_model(
         if broadcast:
             backbone = add_context_broadcast(backbone, broadcast, **(broadcast_args or {}))
     given = (head_args or {}).items()
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
+    options: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     return build(head, backbone, num_classes, neck=neck, neck_args=neck_args, **options)
 
 

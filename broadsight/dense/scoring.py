@@ -1,7 +1,4 @@
-"""Scores of a dense model on labelled images: it predicts batch by batch, and the predictions are scored as by COCO.
-
-With several processes, each scores its own images, and their states are merged.
-"""
+"""Scores of a dense model on labelled images: it predicts batch by batch, and the predictions are scored as by COCO."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +22,6 @@ class Scorer:
     """Collects the predictions of a model and compares them by a metric. Figures are in per cent.
 
     Args:
-        views: Of each image.
-        device: Of the model.
         flip_pairs: Keypoints that a mirror swaps.
         keypoint_offset: What x and y of keypoints in model and targets exceed those in COCO's files by.
     """

@@ -162,7 +162,8 @@ def open_stages(
     mean, std = (per_channel(described.get(key) or usual, pyramid.in_chans) for key, usual in IMAGENET.items())
     stages = Stages(model, pyramid, normed, mean, std)
     if neck == "map":
-        stages.neck = MultiTokenNeck(stages.channels, **{"norm": "group", **(neck_args or {})})
+        arguments: dict[str, Any] = {"norm": "group", **(neck_args or {})}
+        stages.neck = MultiTokenNeck(stages.channels, **arguments)
     return stages
 
 

@@ -37,12 +37,9 @@ def draw_objects(
 
     Args:
         prediction: As of detectors: boxes (M, 4) x1 y1 x2 y2, labels (M,) from 1, scores (M,) 0 to 1 and optionally
-            masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K). Or a target of
-            `CocoDataset`: without scores, all objects are drawn.
-        class_names: The first is that of label 1.
-        threshold: The lowest score that is drawn.
+            masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K); a target has no scores.
+        threshold, keypoint_threshold: The lowest score that is drawn, and of keypoints_scores, in the model's own unit.
         skeleton: Pairs of keypoints, from 0, that are joined by a limb.
-        keypoint_threshold: The lowest of keypoints_scores that is drawn, in the model's own unit.
         legend: Whether to list the classes and their numbers of objects.
     """
     objects = _kept(prediction, threshold, image.size)
@@ -168,15 +165,9 @@ def draw_semantic(
     labels: bool = True,
     legend: bool = True,
 ) -> Image.Image:
-    """A map of classes over its image, in RGB; a small image is enlarged by a whole factor.
-
-    Args:
-        classes: (H, W), whole numbers from 0; where they are 255, for no class, the image is left as it is.
-        class_names: From class 0.
-        opacity: Of the colours; 0 shows only the image, 1 only the map.
-        labels: Whether to write names on regions that have room for them.
-        legend: Whether to list the classes that occur, the largest first, with their share of all pixels.
-    """
+    """A map of classes (H, W) over its image, in RGB, which is left as it is where they are 255, for no class; a small
+    image is enlarged by a whole factor. Labels are names on regions that have room for them; the legend lists the
+    classes that occur, the largest first, with their share of all pixels."""
     indices = _indices(classes)
     if indices.shape != (image.height, image.width):
         what = f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}"

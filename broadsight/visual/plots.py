@@ -68,16 +68,12 @@ def save(figure: "Figure", path: str | Path) -> None:
 
 
 def name_points(figure: Any, panel: Any, names: Sequence[tuple[str, float, float, bool]]) -> None:
-    """Write names where there is room beside points, so that they cover neither each other nor the points.
-
-    Args:
-        figure, panel: The figure, complete without the names, and its axes.
-        names: Name, x and y of the point in data coordinates, and whether it matters: then it is always written.
-    """
+    """Write names beside points where they cover neither each other nor the points, on a figure that is complete
+    without: name, x and y of the point in data coordinates, and whether it matters: then it is always written."""
     figure.draw_without_rendering()  # places the points
     per_point = figure.dpi / 72
     places = [panel.transData.transform((x, y)) / per_point for _, x, y, _ in names]
-    taken = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in places]
+    taken: list[Sequence[float]] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in places]
     left, bottom, right, top = (value / per_point for value in figure.bbox.extents)
     for (name, x, y, matters), place in sorted(zip(names, places, strict=True), key=lambda pair: not pair[0][3]):
         tried = [_beside(place, name, side, lines) for lines, side in product((1.0, 2.6, 4.2), SIDES)]

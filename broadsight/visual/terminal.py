@@ -73,7 +73,7 @@ def progress_bar() -> Generator[Progress, None, None]:
     doing_what = parts.TextColumn("{task.description}", markup=False)
     # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured; what is
     # printed to stdout goes on to whoever reads it
-    options = dict(transient=True, auto_refresh=False, redirect_stdout=False, disable=not console.is_terminal)
+    options: Any = dict(transient=True, auto_refresh=False, redirect_stdout=False, disable=not console.is_terminal)
     with parts.Progress(*columns, doing_what, console=console, **options) as bar:
         task = bar.add_task("")
 

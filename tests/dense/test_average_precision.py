@@ -247,15 +247,14 @@ def perturbed(data: CocoDataset, kinds: list[str], places: list[int]) -> list[tu
 def test_real_annotations__same_as_pycocotools_on_the_file_itself(file, kinds, step):
     if not (DATA / file).exists():
         pytest.skip(f"{file} is not beside the repository")
-    data = CocoDataset(DATA / file, keypoints="keypoint" in kinds)
-    content = json.loads((DATA / file).read_text())
+    data, content = CocoDataset(DATA / file, keypoints="keypoint" in kinds), json.loads((DATA / file).read_text())
     # One that reaches out of its image, which CocoDataset clips for training
     reaching = [item["image_id"] for item in content["annotations"] if item["id"] == 1463315]
     ids = [image["id"] for image in content["images"]]
     places = sorted({*range(0, len(data), step), *(ids.index(image_id) for image_id in reaching)})
     kept = {ids[place] for place in places}
-    content["images"] = [image for image in content["images"] if image["id"] in kept]
-    content["annotations"] = [item for item in content["annotations"] if item["image_id"] in kept]
+    for name, key in (("images", "id"), ("annotations", "image_id")):
+        content[name] = [item for item in content[name] if item[key] in kept]
     if step > 1:
         assert reaching and any(item["iscrowd"] for item in content["annotations"])
     seen = perturbed(data, kinds, places)

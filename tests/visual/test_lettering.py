@@ -21,13 +21,10 @@ def overlap(places, size):
     return total
 
 
-@pytest.mark.parametrize("x, y", [(0, 0), (370, 0), (0, 280), (370, 280), (150, 100), (-20, -20), (395, 295)])
-def test_place_chips__inside_of_the_image_for_a_box_at_any_corner(x, y):
-    left, top = place_chips([(x, y, x + 30, y + 20)], [(90, 17)], BOUNDS)[0]
-    assert 0 <= left <= 400 - 90 and 0 <= top <= 300 - 17
-
-
-def test_place_chips__above_the_box_or_else_inside_of_it_at_its_top():
+def test_place_chips__above_the_box_or_else_inside_of_it_at_its_top_and_always_inside_of_the_image():
+    for x, y in ((0, 0), (370, 0), (0, 280), (370, 280), (150, 100), (-20, -20), (395, 295)):
+        left, top = place_chips([(x, y, x + 30, y + 20)], [(90, 17)], BOUNDS)[0]
+        assert 0 <= left <= 400 - 90 and 0 <= top <= 300 - 17
     assert place_chips([(50, 60, 200, 160)], [(90, 17)], BOUNDS).tolist() == [[50, 43]]
     assert place_chips([(50, 5, 200, 160)], [(90, 17)], BOUNDS).tolist() == [[50, 5]]
 

@@ -145,11 +145,10 @@ def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(image):
 def test_draw_objects__persons_alone_are_told_apart(image):
     points = torch.cat([keypoints((100, 150, 2)), keypoints((300, 150, 2))])
     prediction = found((50, 60, 150, 290), (250, 60, 350, 290), scores=[0.6, 0.9], keypoints=points)
-    pixels = drawn(image, prediction, names=["person"])
-    assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[200, 250])  # the more certain is the first
-    assert tuple(pixels[150, 100]) == colour(1) == tuple(pixels[200, 50])
-    pixels = drawn(image, prediction, names=["person", "horse"])
-    assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[150, 100])
+    for names, second in ((["person"], colour(1)), (["person", "horse"], colour(0))):
+        pixels = drawn(image, prediction, names=names)
+        assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[200, 250])  # the more certain is the first
+        assert tuple(pixels[150, 100]) == second == tuple(pixels[200, 50])
     points, box = keypoints((-500, -500, 2), (900, 150, 2), (float("nan"), 3, 2)), (50, 60, 150, 290)
     assert drawn(image, found(box, keypoints=points), skeleton=((0, 1), (1, 2))).shape == (300, 400, 3)
     assert np.array_equal(drawn(image, found(box, keypoints=points[:, :1])), drawn(image, found(box)))  # outside

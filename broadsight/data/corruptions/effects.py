@@ -1,7 +1,6 @@
-"""What the common corruptions do to images: noise, blur, weather and digital faults.
+"""What the common corruptions do to images (H, W, C), 0 to 1: noise, blur, weather and digital faults.
 
-Images are (H, W, C) floating-point here, 0 to 1. Lengths are given in pixels of an image whose shorter side has 224
-and are scaled to the image at hand.
+Lengths are given in pixels of an image whose shorter side has 224 and are scaled to the image at hand.
 """
 
 import io
@@ -153,8 +152,7 @@ def convolved(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 
 def moved(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Every pixel shows the place that lies (H, W) `rows` down and `columns` right of it, read between pixels; beyond
-    its border the image is mirrored."""
+    """Every pixel shows the place (H, W) `rows` down and `columns` right of it, between pixels and mirrored beyond."""
     height, width, channels = x.shape
     top, down = _between(np.arange(height)[:, None] + rows, height)
     left, right = _between(np.arange(width) + columns, width)
@@ -219,8 +217,7 @@ def fog(x: np.ndarray, rng: Generator, thickness: float, decay: float) -> np.nda
 
 
 def frost_layer(rng: Generator, height: int, width: int) -> np.ndarray:
-    """(H, W), 0 to 1: feathers of ice, bright ridges that grow in a direction of their own at each place and branch at
-    60 degrees, dense here and sparse there."""
+    """(H, W), 0 to 1: feathers of ice, bright ridges that branch at 60 degrees, dense here and sparse there."""
     turn = rng.uniform(0, math.pi)
     course = 2.5 * filtered_noise(rng, height, width, 2.2)  # which direction leads where, as a phase
     cover = filtered_noise(rng, height, width, 1.8)

@@ -113,8 +113,7 @@ def open_dense_part(
         part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
             scenes, "test" are those parts; "all" is for data without parts.
         classes, category_ids, keypoint_names: Of the model.
-        split: Where nothing is set apart, take the images that training with this split and seed would hold out (or,
-            as "train", the rest).
+        split: Where nothing is set apart, that of the training that held these images out (or "train", the rest).
     """
     if split is not None and not 0 < split < 1:
         raise ValueError(f"--split {split}; expected a part between 0 and 1, such as 0.1")

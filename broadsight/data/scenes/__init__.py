@@ -1,8 +1,7 @@
 """Images to learn from without a download: textured objects made of known parts in front of clutter.
 
-A scene depends on its numbers alone: it is the same on every machine, in every process and at every size. The parts of
-an object and their arrangement tell its class; colours, textures, places and sizes do not, and single parts of other
-objects lie about as clutter. The most telling part can be left out.
+A scene depends on its numbers alone: it is the same on every machine and at every size. The parts of an object and
+their arrangement tell its class; colours, textures, places and sizes do not, and single parts of others lie about.
 """
 
 import zlib
@@ -54,8 +53,7 @@ def draw_scene(
         index: From 0 up.
         size: Side, or height and width. Every size shows the same scene; only the noise of the pixels differs.
         seed: Other seeds give other scenes.
-        without: Leave out the "salient" part of the main object, or its "other" parts; what lies behind appears there,
-            and no other pixel changes.
+        without: Leave out the "salient" part of the main object, or its "other" parts; no other pixel changes.
         classes: The objects that occur. Every len(classes) scenes in a row show each of them once as the main one.
         split: "train", "val" or "test"; they share no scene.
     """

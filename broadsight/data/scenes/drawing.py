@@ -1,7 +1,4 @@
-"""How scenes are painted: outlines become patches, patches get textures, light and noise.
-
-All lengths are shares of the image's shorter side, so that a scene is composed once and painted at any size.
-"""
+"""How scenes are painted, at any size: outlines become patches, patches get textures, light and noise."""
 
 import math
 from collections.abc import Sequence

@@ -46,11 +46,8 @@ class _Drawn(Rows, Dataset):
 
 
 class SceneObjects(_Drawn):
-    """Scenes with the targets of `CocoDataset`; objects without a visible pixel are left out.
-
-    The area is that of the visible mask, `image_id` the number of the scene. Label 1 is the first class, 0 the
-    background; `category_ids` maps labels to themselves.
-    """
+    """Scenes with the targets of `CocoDataset`, without objects that have no visible pixel; areas are those of the
+    visible masks, `image_id` is the number of the scene."""
 
     keypoint_names = KEYPOINTS
 

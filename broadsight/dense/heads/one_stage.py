@@ -27,6 +27,8 @@ from . import register
 class OneStage(Detector):
     """A detector with one output per anchor."""
 
+    head: nn.Module
+
     def raw(self, images: Tensor) -> dict[str, Tensor]:
         """What the head says of images (B, C, H, W) with values from 0 to 1, before decoding; for torch.export."""
         return self.head(list(self.backbone(self.transform.normalize(images)).values()))

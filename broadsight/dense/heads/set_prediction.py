@@ -1,7 +1,4 @@
-"""Detection without suppression: RT-DETR (Zhao et al., CVPR 2024), whose queries predict one box each.
-
-Encoder, decoder, matching and losses are those of Hugging Face transformers.
-"""
+"""Detection without suppression: RT-DETR (Zhao et al., CVPR 2024), whose queries predict one box each."""
 
 from typing import Any
 
@@ -24,7 +21,7 @@ class RTDETR(nn.Module):
 
     Each image is resized to `image_size`, in training too, whatever its aspect. Predictions are in pixels of the given
     image, the best first. In train mode, with targets (dicts of boxes (N, 4), x1 y1 x2 y2, and labels (N,) from 1), a
-    dict of losses to be summed: "class", "box" and "giou". Needs the extra `hf`.
+    dict of losses to be summed: "class", "box" and "giou". Most is of Hugging Face transformers, the extra `hf`.
 
     Args:
         queries: Number of boxes; 300 if None, or the number of positions if that is less.
@@ -73,14 +70,15 @@ class RTDETR(nn.Module):
         self.normalise = Normalise(stages)
         freeze_unused(stages, FIRST)
         widths = list(stages.channels[FIRST:])
+        theirs: Any = transformers
         # A backbone that is replaced at once, to say how many channels the maps have
-        sizes = dict(embedding_size=8, hidden_sizes=[8, *widths], depths=[1, 1, 1, 1], layer_type="bottleneck")
-        backbone = transformers.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
-        encoder = dict(encoder_in_channels=widths, encoder_hidden_dim=channels, encoder_layers=encoder_layers)
+        sizes: Any = dict(embedding_size=8, hidden_sizes=[8, *widths], depths=[1, 1, 1, 1], layer_type="bottleneck")
+        backbone = theirs.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
+        encoder: Any = dict(encoder_in_channels=widths, encoder_hidden_dim=channels, encoder_layers=encoder_layers)
         encoder |= dict(encoder_ffn_dim=feed_forward, encoder_attention_heads=heads, d_model=channels)
-        decoder = dict(decoder_in_channels=[channels] * len(widths), decoder_layers=decoder_layers)
+        decoder: Any = dict(decoder_in_channels=[channels] * len(widths), decoder_layers=decoder_layers)
         decoder |= dict(decoder_ffn_dim=feed_forward, decoder_attention_heads=heads, num_queries=queries)
-        config = transformers.RTDetrConfig(
+        config = theirs.RTDetrConfig(
             backbone_config=backbone,
             freeze_backbone_batch_norms=False,
             num_labels=num_classes,
@@ -89,7 +87,7 @@ class RTDETR(nn.Module):
             **encoder,
             **decoder,
         )
-        self.detector: Any = transformers.RTDetrForObjectDetection(config)
+        self.detector: Any = theirs.RTDetrForObjectDetection(config)
         self.detector.model.backbone = GivenMaps()
         initialise(self.detector)
 

@@ -17,10 +17,8 @@ class SimpleBaseline(nn.Module):
     each keypoint. Only the last map of the backbone is used; parameters for the others alone are frozen.
 
     Args:
-        num_classes: Kinds of objects in the data, for the record: a crop shows one object.
-        channels: Of the transposed convolutions.
-        deconvs: Number of transposed convolutions, each of which doubles the map.
-        input_size: (H, W) of the crops, for the record: other sizes work.
+        num_classes, input_size: Kinds of objects and (H, W) of crops, for the record: others work.
+        channels, deconvs: Of the transposed convolutions, and how many there are, each of which doubles the map.
     """
 
     task = "keypoints"

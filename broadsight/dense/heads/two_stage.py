@@ -76,7 +76,7 @@ def rcnn(
         options: Of torchvision's class: rpn_post_nms_top_n_train, box_batch_size_per_image, box_score_thresh, ...
     """
     pyramid = FeaturePyramid(stages, lowest=4, extra="pool", width=width)
-    parts = dict(
+    parts: dict[str, Any] = dict(
         rpn_anchor_generator=StridedAnchors(pyramid.strides, anchor_scale, aspect_ratios),
         box_roi_pool=RegionPool(stages.strides, BOX_CELLS),
         box_head=box_head or TwoMLPHead(width * BOX_CELLS**2, hidden),
@@ -116,11 +116,8 @@ def keypoint_rcnn(
     keypoint_layers: Sequence[int] = (512,) * 8,
     **options: Any,
 ) -> nn.Module:
-    """Keypoint R-CNN: Faster R-CNN, and a heat map of 56 x 56 for each keypoint of a box; options as of `rcnn`.
-
-    Args:
-        keypoint_layers: Channels of the convolutions before the heat maps.
-    """
+    """Keypoint R-CNN: Faster R-CNN, and a heat map of 56 x 56 for each keypoint of a box, after convolutions of
+    `keypoint_layers` channels; options as of `rcnn`."""
     parts: dict[str, Any] = dict(
         keypoint_roi_pool=RegionPool(stages.strides, MASK_CELLS),
         keypoint_head=KeypointRCNNHeads(width, keypoint_layers),
@@ -235,8 +232,7 @@ def cascade_mask_rcnn(
     """Cascade Mask R-CNN. The defaults are those of ConvNeXt's detectors: 86 M parameters on convnext_tiny, 80 classes.
 
     Args: as of `rcnn`, and
-        box_head: Of each stage: "conv": four convolutions with batch norm and a fully connected layer; "fc": two
-            fully connected layers, with 4 M fewer parameters in three stages.
+        box_head: Of each stage: "conv": four convolutions and a fully connected layer; "fc": two of the latter.
         class_agnostic: One box for all classes rather than one for each.
         masks_on: A mask head for "each" stage, averaged in eval mode, or on the "last" alone.
         thresholds: IoU from which a box is positive, for each stage; later stages code boxes more finely.

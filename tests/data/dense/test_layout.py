@@ -47,24 +47,22 @@ def test_coco__its_own_layout(tmp_path):
         for kind in ("instances", "person_keypoints", "panoptic"):
             coco(tmp_path / "annotations" / f"{kind}_{year}.json", tmp_path / year / "a.png")
         (tmp_path / "annotations" / f"captions_{year}.json").write_text('{"images": [], "annotations": []}')
-    instances = {key: ("coco", f"{key}2017", f"annotations/instances_{key}2017.json") for key in ("train", "val")}
-    assert found(tmp_path) == found(tmp_path, "instances") == found(tmp_path, "segment") == instances
-    points = {key: ("coco", f"{key}2017", f"annotations/person_keypoints_{key}2017.json") for key in ("train", "val")}
-    assert found(tmp_path, "keypoints") == points
+    for task in ("detect", "instances", "segment", "keypoints"):
+        kind = "person_keypoints" if task == "keypoints" else "instances"
+        files = {key: ("coco", f"{key}2017", f"annotations/{kind}_{key}2017.json") for key in ("train", "val")}
+        assert found(tmp_path, task) == files
 
 
 def test_coco__train_and_val_each_with_a_file(tmp_path):
     for name in ("train", "valid", "test"):
         coco(tmp_path / name / "_annotations.coco.json", tmp_path / name / "a.png")
-    assert found(tmp_path) == {
-        "train": ("coco", "train", "train/_annotations.coco.json"),
-        "val": ("coco", "valid", "valid/_annotations.coco.json"),
-    }
+    places = {"train": "train", "val": "valid"}
+    assert found(tmp_path) == {key: ("coco", name, f"{name}/_annotations.coco.json") for key, name in places.items()}
 
 
 def test_coco__several_of_one_part_are_refused(tmp_path):
-    coco(tmp_path / "a.json", tmp_path / "a.png")
-    coco(tmp_path / "b.json", tmp_path / "a.png")
+    for name in "ab":
+        coco(tmp_path / f"{name}.json", tmp_path / "a.png")
     refused(r"has several COCO files: a.json, b.json; give the path of one", find_parts, tmp_path, "detect")
     for name in ("train", "val"):
         coco(tmp_path / "whole" / "train" / f"{name}.json", tmp_path / "whole" / "train" / "a.png")
@@ -88,10 +86,9 @@ def test_masks__divided_inside_or_outside(tmp_path):
     for name in ("training", "validation"):  # as ADE20K is
         make_image(inside / "images" / name / "a.png", inside / "annotations" / name / "a.png")
     make_image(inside / "images" / "test" / "a.png")
-    assert found(inside, "segment") == {
-        "train": ("masks", "images/training", "annotations/training"),
-        "val": ("masks", "images/validation", "annotations/validation"),
-    }
+    places = {"train": "training", "val": "validation"}
+    pairs = {key: ("masks", f"images/{name}", f"annotations/{name}") for key, name in places.items()}
+    assert found(inside, "segment") == pairs
     for name in ("train", "val"):
         make_image(outside / name / "images" / "a.png", outside / name / "masks" / "a.png")
     assert found(outside, "segment") == {key: ("masks", f"{key}/images", f"{key}/masks") for key in ("train", "val")}

@@ -43,14 +43,11 @@ def test_losses__sum_up_to_that_of_transformers_and_boxes_stay_in_float32():
     assert kept["pred_boxes"].dtype == found[0]["boxes"].dtype == found[0]["scores"].dtype == torch.float32
 
 
-def test_targets__are_shares_of_the_images_sides():
-    learned = small().as_shares(OBJECTS, torch.zeros(1, 50, 40))
+def test_targets_and_predictions__by_hand():
+    model = small()
+    learned = model.as_shares(OBJECTS, torch.zeros(1, 50, 40))
     torch.testing.assert_close(learned["boxes"], torch.tensor([[0.35, 0.52, 0.5, 0.8], [0.125, 0.1, 0.25, 0.2]]))
     assert learned["class_labels"].tolist() == [0, 1]
-
-
-def test_predictions__by_hand():
-    model = small()
     model.detections_per_img, model.score_thresh = 3, 0.1
     logits = torch.tensor([[[0.0, -1.0], [2.0, 1.0]], [[-3.0, -9.0], [-8.0, 0.0]]])
     boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.9, 0.1, 0.4, 0.1]]]).repeat(2, 1, 1)
@@ -109,16 +106,10 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
 def test_state_dict__backbone_once_under_its_name():
     model = small()
     names = list(model.state_dict())
-    assert any(name.startswith("stages.network.") for name in names)
-    assert not any("backbone" in name for name in names)
-    places = [p.data_ptr() for p in model.parameters()]
-    assert len(places) == len(set(places))
-    model.load_state_dict(model.state_dict())
-
-
-def test_queries__by_default_all_positions_of_a_small_image():
-    model = small_head("rtdetr", image_size=(64, 64), decoder_layers=1, queries=None)
-    assert model.detector.config.num_queries == 84
+    assert any(name.startswith("stages.network.") for name in names) and "backbone" not in " ".join(names)
+    assert len({p.data_ptr() for p in model.parameters()}) == len(list(model.parameters()))
+    few = small_head("rtdetr", image_size=(64, 64), decoder_layers=1, queries=None)
+    assert few.detector.config.num_queries == 84  # by default all positions of a small image
 
 
 def test_transformers__missing_is_said(monkeypatch):
