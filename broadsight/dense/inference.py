@@ -49,8 +49,7 @@ def detect(
         found = model([image.flip(-1) for image in given] if mirrored else given)
         pairs = keypoint_pairs if mirrored else None
         answers.append([_placed(*seen, pairs) for seen in zip(found, given, images, strict=True)])
-    pairs = zip(zip(*answers, strict=True), images, strict=True)
-    return [_merge(one, image.shape[-2:]) for one, image in pairs]
+    return [_merge(found, image.shape[-2:]) for *found, image in zip(*answers, images, strict=True)]
 
 
 @torch.no_grad()
