@@ -8,7 +8,7 @@ import argparse
 import torch
 from PIL import Image
 
-from broadsight.data.dense.part import open_dense_part
+from broadsight.data.dense.resolve import open_dense_part
 from broadsight.evaluation.dense import truth_and
 from broadsight.prediction.dense import finder
 from broadsight.runs.dense_model import open_dense

@@ -10,7 +10,7 @@ from typing import Any
 import timm
 import torch
 
-from broadsight.dense.registry import make_dense_model
+from broadsight.dense.build import make_dense_model
 from broadsight.runs import task_of
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.dense_model import open_dense

@@ -1,6 +1,5 @@
 """Detectors, segmenters and pose models on any timm model."""
 
-from . import registry as registry
 from .build import build, models_for
 from .heads import HEADS, register
 from .stages import Stages, open_stages

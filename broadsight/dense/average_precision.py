@@ -1,39 +1,34 @@
-"""Average precision of boxes, masks and keypoints by COCO's own definitions."""
+"""Average precision of boxes, masks and keypoints by COCO's own definitions, and predictions in its result format."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.ops import box_convert
 
-from .coco_results import INSTALL, as_coco, coco_masks, encode_masks, known_labels
+from ..files import write_text
 
+INSTALL = 'run: pip install "broadsight[det]"'
 # Deviation between annotators of the 17 points of a person, relative to its size, in thousandths: COCO's weights.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
-OTHER_SIGMA = 0.05  # of other points
-COUNTS = [1, 10, 100]  # boxes or masks of a class that count in an image, as in COCO
-MOST, MOST_POSES = COUNTS[-1], 20
-
+COUNTS = [1, 10, 100]  # boxes or masks of a class that count in an image, as in COCO; of poses, 20
 IOU_50, IOU_75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
-AREAS = {  # names of COCO's areas: all, then up to 32 x 32 pixels, up to 96 x 96, and above
-    "box": ("", "_small", "_medium", "_large"),
-    "mask": ("", "_small", "_medium", "_large"),
-    "keypoint": ("", "_medium", "_large"),
-}
+SIZES = ("_small", "_medium", "_large")  # COCO's areas: up to 32 x 32 pixels, up to 96 x 96, and above
 COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
 AT_ONCE = 100_000  # predictions, each of which takes COCO's tools some kilobytes
-ImageId = int | str
 Objects = dict[str, Any]  # columns of N objects
-Size = tuple[int, int]  # height and width
 
 
 class AveragePrecision:
     """Collects predictions and targets of images, and compares them.
 
     torchmetrics has no AP of keypoints, so COCO's own tools are called. Masks are kept as run lengths, so that
-    thousands of images fit into memory. An image that comes again replaces itself. With several processes, each
-    collects its own images; `metric.merge(gather_objects(metric.state()))` gives all to each.
+    thousands of images fit into memory. An image that comes again replaces itself.
 
     Args:
         kinds: Some of "box", "mask" and "keypoint".
@@ -42,32 +37,23 @@ class AveragePrecision:
     """
 
     def __init__(self, kinds: Sequence[str], category_ids: Mapping[int, int], class_names: Sequence[str]):
-        if not kinds or isinstance(kinds, str) or not set(kinds) <= COCO_NAMES.keys():
-            raise ValueError(f"kinds={kinds!r}; expected a list of some of {', '.join(COCO_NAMES)}")
-        if not category_ids or len(class_names) != len(category_ids):
-            raise ValueError(f"{len(class_names)} class names but {len(category_ids)} labels; expected a name for each")
         coco_evaluation(), coco_masks()  # say what is missing before hours of predictions
-        self.kinds, self.category_ids, self.class_names = tuple(kinds), dict(category_ids), tuple(class_names)
+        self.kinds, self.category_ids, self.class_names = tuple(kinds), category_ids, class_names
         self.reset()
 
     def reset(self) -> None:
-        """Forget all images."""
-        self._images: dict[ImageId, Objects] = {}
+        self._images: dict[int | str, Objects] = {}
         self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
-    def update(
-        self, image_id: ImageId, size: tuple[int, int], prediction: Mapping[str, Tensor], target: Mapping[str, Any]
-    ) -> None:
-        """Add one image.
+    def update(self, image_id: Any, size: Sequence[int], prediction: Mapping[str, Tensor], target: Objects) -> None:
+        """Add one image; the order of ids decides between equal scores, as in COCO's tools.
 
         Args:
-            image_id: As in the dataset. Its order decides between equal scores, as in COCO's tools.
             size: Height and width.
             prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and if their kind was asked for masks
                 (M, 1, H, W) as probabilities and keypoints (M, K, 3).
-            target: boxes (N, 4), or labelled_boxes instead if there are any, labels (N,), masks (N, H, W), keypoints
-                (N, K, 3) with 0 last if not labelled; iscrowd (N,), by default none; area (N,) of the object, by
-                default of its mask, or else of its box.
+            target: boxes (N, 4), or labelled_boxes instead, labels (N,), masks (N, H, W), keypoints (N, K, 3) with 0
+                last if not labelled; iscrowd (N,), else none; area (N,), else that of the mask, or of the box.
         """
         if not isinstance(image_id, str):
             image_id = int(image_id)  # tensors, as collating makes, are not equal as keys
@@ -76,33 +62,30 @@ class AveragePrecision:
             scores, labels = _numbers(prediction["scores"]), _numbers(prediction["labels"])
             if not np.isfinite(scores).all():
                 raise ValueError("scores are not all finite; the model has diverged")
-            rows = first_of_each(labels, scores, MOST)
+            rows = first_of_each(labels, scores, COUNTS[-1])
             if len(rows) < len(scores):
-                prediction = {key: prediction[key][rows] for key in ("labels", *self._keys())}
-            found = self._objects(prediction, size)
-            found["scores"] = scores[rows]
+                prediction = {key: values[rows] for key, values in prediction.items()}
+            found = self._objects(prediction, size) | {"scores": scores[rows]}
             there = self._objects({**target, "boxes": target.get("labelled_boxes", target["boxes"])}, size)
         except KeyError as error:
             raise ValueError(f"image {image_id} has no {error.args[0]}; expected it for AP of {self.kinds}") from None
         except ValueError as error:
             raise ValueError(f"image {image_id}: {error}") from None
-        crowds = target.get("iscrowd")
-        there["crowds"] = np.zeros(len(there["labels"]), bool) if crowds is None else _numbers(crowds) != 0
-        areas = target.get("area")
-        if areas is not None:
-            there["areas"] = _numbers(areas)
-        elif "masks" in there:
-            there["areas"] = mask_areas(size, there["masks"])
+        there["crowds"] = _numbers(target.get("iscrowd", np.zeros(len(there["labels"])))) != 0
+        if "area" in target:
+            there["areas"] = _numbers(target["area"])
         else:
-            there["areas"] = there["boxes"][:, 2] * there["boxes"][:, 3]
+            there["areas"] = areas_of("mask" if "masks" in there else "box", size, there)
+        # Columns of N objects: labels (N,), boxes (N, 4) as x y w h, masks as N texts of run lengths, keypoints
+        # (N, 3 K); areas and crowds of targets, scores of predictions
         self._images[image_id] = {"size": size, "there": there, "found": found}
         self._tables.clear()
 
-    def state(self) -> list[tuple[ImageId, Objects]]:
+    def state(self) -> list[tuple[int | str, Objects]]:
         """All that was collected, to be sent to other processes."""
         return list(self._images.items())
 
-    def merge(self, others: Iterable[list[tuple[ImageId, Objects]]]) -> None:
+    def merge(self, others: Iterable[list[tuple[int | str, Objects]]]) -> None:
         """Add the states of other processes, in any order, with or without one's own."""
         for other in others:
             for image_id, image in other:
@@ -112,25 +95,20 @@ class AveragePrecision:
         self._tables.clear()
 
     def compute(self) -> dict[str, float]:
-        """Figures in per cent; nan for undefined ones, such as AP of large objects where there are none.
-
-        Of boxes and masks: ap (mean over IoU 0.5 to 0.95), ap50, ap75, ap_small, ap_medium, ap_large, and the recalls
-        ar1, ar10, ar100 by how many detections count, ar_small, ar_medium, ar_large. Of keypoints: ap, ap50, ap75,
-        ap_medium, ap_large, ar, ar50, ar75, ar_medium, ar_large. Names begin with the kind: "box_ap50".
-        """
+        """Figures in per cent by name, such as box_ap50, whose meanings are in visual/metrics.yaml; nan for undefined
+        ones, such as AP of large objects where there are none."""
         figures = {}
         for kind in self.kinds:
             precision, recall = self._table(kind)
-            areas = list(enumerate(AREAS[kind]))
-            parts = {"ap": precision[..., 0, -1]}
-            parts |= {"ap50": parts["ap"][IOU_50], "ap75": parts["ap"][IOU_75]}
-            parts |= {f"ap{name}": precision[..., place, -1] for place, name in areas[1:]}
+            sizes = SIZES[1:] if kind == "keypoint" else SIZES
+            overall, found = precision[..., 0, -1], recall[..., 0, -1]
+            parts = {"ap": overall, "ap50": overall[IOU_50], "ap75": overall[IOU_75]}
+            parts |= {f"ap{name}": precision[..., place, -1] for place, name in enumerate(sizes, 1)}
             if kind == "keypoint":
-                every = recall[..., 0, -1]
-                parts |= {"ar": every, "ar50": every[IOU_50], "ar75": every[IOU_75]}
+                parts |= {"ar": found, "ar50": found[IOU_50], "ar75": found[IOU_75]}
             else:
                 parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(COUNTS)}
-            parts |= {f"ar{name}": recall[..., place, -1] for place, name in areas[1:]}
+            parts |= {f"ar{name}": recall[..., place, -1] for place, name in enumerate(sizes, 1)}
             figures |= {f"{kind}_{name}": _mean_percent(part) for name, part in parts.items()}
         return figures
 
@@ -148,15 +126,12 @@ class AveragePrecision:
             row: dict[str, Any] = {"name": name, "objects": int((labels == label).sum())}
             for kind in self.kinds:
                 part = self._table(kind)[0][:, :, place, 0, -1]
-                row |= {f"{kind}_ap": _mean_percent(part), f"{kind}_ap50": _mean_percent(part[IOU_50])}
-                row[f"{kind}_ap75"] = _mean_percent(part[IOU_75])
+                figures = {"ap": part, "ap50": part[IOU_50], "ap75": part[IOU_75]}
+                row |= {f"{kind}_{figure}": _mean_percent(values) for figure, values in figures.items()}
             rows.append(row)
         return rows
 
-    def _keys(self) -> list[str]:
-        return ["boxes"] + ["masks"] * ("mask" in self.kinds) + ["keypoints"] * ("keypoint" in self.kinds)
-
-    def _objects(self, tensors: Mapping[str, Tensor], size: tuple[int, int]) -> Objects:
+    def _objects(self, tensors: Mapping[str, Any], size: tuple[int, int]) -> Objects:
         """The values of N objects that the kinds need."""
         labels = known_labels(tensors["labels"], self.category_ids)
         objects: Objects = {"labels": labels, "boxes": as_coco(torch.as_tensor(tensors["boxes"]))}
@@ -165,8 +140,7 @@ class AveragePrecision:
             if drawn != size:
                 raise ValueError(f"masks are of height, width {drawn}; expected {size} as the image is")
         if "keypoint" in self.kinds:
-            points = tensors["keypoints"]
-            objects["keypoints"] = points.detach().float().cpu().flatten(1).numpy()
+            objects["keypoints"] = tensors["keypoints"].detach().float().cpu().flatten(1).numpy()
         return objects
 
     def _table(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -174,25 +148,25 @@ class AveragePrecision:
         if kind not in self._tables:
             order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
             images = [self._images[name] for name in order]
-            labels, sigmas = sorted(self.category_ids), self._sigmas() if kind == "keypoint" else None
+            labels, sigmas = sorted(self.category_ids), _sigmas(images) if kind == "keypoint" else None
             every = np.concatenate([np.zeros(0, np.int64), *(image["found"]["labels"] for image in images)])
             groups = group(labels, np.bincount(every, minlength=max(labels) + 1), AT_ONCE)
-            tables = zip(*(compare(kind, images, some, sigmas) for some in groups), strict=True)
-            precision, recall = (np.concatenate(parts, axis) for parts, axis in zip(tables, (2, 1), strict=True))
-            self._tables[kind] = precision, recall
+            precision, recall = zip(*(compare(kind, images, some, sigmas) for some in groups), strict=True)
+            self._tables[kind] = np.concatenate(precision, 2), np.concatenate(recall, 1)
         return self._tables[kind]
 
-    def _sigmas(self) -> list[float]:
-        """Tolerance of each keypoint relative to the object's size."""
-        points = (image[part]["keypoints"] for image in self._images.values() for part in ("there", "found"))
-        counts = {one.shape[1] // 3 for one in points if len(one)}
-        if len(counts) > 1:
-            raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")
-        count = max(counts, default=len(PERSON))
-        return [one / 1000 for one in PERSON] if count == len(PERSON) else [OTHER_SIGMA] * count
+
+def _sigmas(images: Sequence[Objects]) -> list[float]:
+    """Tolerance of each keypoint relative to the object's size."""
+    points = (image[part]["keypoints"] for image in images for part in ("there", "found"))
+    counts = {one.shape[1] // 3 for one in points if len(one)}
+    if len(counts) > 1:
+        raise ValueError(f"objects have {sorted(counts)} keypoints; expected the same number everywhere")
+    count = max(counts, default=len(PERSON))
+    return [one / 1000 for one in PERSON] if count == len(PERSON) else [0.05] * count
 
 
-def _numbers(values: Tensor) -> np.ndarray:
+def _numbers(values: Any) -> np.ndarray:
     return torch.as_tensor(values).detach().double().cpu().numpy()
 
 
@@ -204,22 +178,10 @@ def _mean_percent(part: np.ndarray) -> float:
 def compare(
     kind: str, images: Sequence[Objects], labels: Sequence[int], sigmas: Sequence[float] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and recall of some classes, -1 where there are no objects.
-
-    Args:
-        kind: "box", "mask" or "keypoint".
-        images: "size", targets "there" and predictions "found" of each: labels (N,), boxes (N, 4) as x y w h, masks as
-            N texts of run lengths, keypoints (N, 3 K); areas and crowds (N,) of targets, scores (N,) of predictions.
-            Of equal scores, that of an earlier image goes first.
-        labels: Of the C classes.
-        sigmas: Tolerance of each keypoint.
-
-    Returns:
-        Precision (10, 101, C, A, counts) by IoU from 0.5 to 0.95 and recall from 0 to 1, and the largest recall
-        (10, C, A, counts), for AREAS and for 1, 10 and 100 predictions in an image, of keypoints for 20.
-    """
+    """Precision (10, 101, C, A, counts) by IoU and recall, and recall (10, C, A, counts), of C classes; -1 where there
+    is nothing. Of equal scores, that of an earlier image goes first; sigmas are the tolerances of keypoints."""
     coco, evaluation = coco_evaluation()
-    counts = [MOST_POSES] if kind == "keypoint" else COUNTS
+    counts = [20] if kind == "keypoint" else COUNTS
     sizes = [{"id": i, "height": image["size"][0], "width": image["size"][1]} for i, image in enumerate(images, 1)]
     content = {"images": sizes, "categories": [{"id": label, "name": str(label)} for label in labels]}
     rows = annotations(kind, images, "there", labels), annotations(kind, images, "found", labels, counts[-1])
@@ -232,7 +194,6 @@ def compare(
 
 
 def coco_evaluation() -> tuple[Any, Any]:
-    """The classes of faster-coco-eval, or an ImportError that says how to install it."""
     try:
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError:
@@ -264,7 +225,7 @@ def annotations(
         else:
             keep = first_of_each(objects["labels"], objects["scores"], most)
             keep = keep[np.isin(objects["labels"][keep], labels)]
-            columns |= {"area": found_areas(kind, size, objects), "score": objects["scores"]}
+            columns |= {"area": areas_of(kind, size, objects), "score": objects["scores"]}
         if kind == "keypoint":
             points = objects["keypoints"]
             columns |= {"keypoints": points, "num_keypoints": (points[:, 2::3] > 0).sum(1)}
@@ -276,20 +237,15 @@ def annotations(
     return rows
 
 
-def found_areas(kind: str, size: Size, objects: Objects) -> np.ndarray:
-    """(N,) areas of predictions, by which COCO sorts them: of the box, the mask, or around the keypoints."""
+def areas_of(kind: str, size: tuple[int, int], objects: Objects) -> np.ndarray:
+    """(N,) areas as COCO sorts predictions by them: of the box, the mask, or around the keypoints."""
     if kind == "mask":
-        return mask_areas(size, objects["masks"])
+        pixels = coco_masks().area([{"size": list(size), "counts": text} for text in objects["masks"]])
+        return np.asarray(pixels, np.float64).reshape(-1)
     if kind == "box" or not len(objects["labels"]):
         return objects["boxes"][:, 2] * objects["boxes"][:, 3]
     x, y = (objects["keypoints"][:, start::3].astype(np.float64) for start in (0, 1))
     return np.ptp(x, axis=1) * np.ptp(y, axis=1)
-
-
-def mask_areas(size: Size, texts: Sequence[bytes]) -> np.ndarray:
-    """Pixels of each of N masks."""
-    pixels = coco_masks().area([{"size": list(size), "counts": text} for text in texts])
-    return np.asarray(pixels, np.float64).reshape(-1)
 
 
 def first_of_each(labels: np.ndarray, scores: np.ndarray, most: int) -> np.ndarray:
@@ -301,3 +257,56 @@ def first_of_each(labels: np.ndarray, scores: np.ndarray, most: int) -> np.ndarr
     _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
     rank = np.arange(len(order)) - np.repeat(starts, sizes)
     return np.sort(order[rank < most])
+
+
+def to_results(
+    image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    """Predictions for an image, in pixels of it, as entries of a result file; see `AveragePrecision.update`."""
+    labels = known_labels(prediction["labels"], category_ids)
+    columns: dict[str, list] = {
+        "category_id": [category_ids[label] for label in labels.tolist()],
+        "score": prediction["scores"].detach().double().cpu().numpy().round(6).tolist(),
+        "bbox": as_coco(prediction["boxes"]).round(3).tolist(),
+    }
+    if "masks" in prediction:
+        size, texts = encode_masks(prediction["masks"])
+        columns["segmentation"] = [{"size": list(size), "counts": text.decode()} for text in texts]
+    if "keypoints" in prediction:
+        columns["keypoints"] = prediction["keypoints"].detach().double().cpu().flatten(1).numpy().round(3).tolist()
+    rows = zip(*columns.values(), strict=True)
+    return [{"image_id": image_id, **dict(zip(columns, row, strict=True))} for row in rows]
+
+
+def as_coco(boxes: Tensor) -> np.ndarray:
+    """Boxes (N, 4), x1 y1 x2 y2, as x y w h."""
+    return box_convert(boxes.detach().double().cpu().reshape(-1, 4), "xyxy", "xywh").numpy()
+
+
+def write_results(entries: Iterable[dict[str, Any]], path: str | Path) -> None:
+    write_text(json.dumps(list(entries), allow_nan=False), path)
+
+
+def encode_masks(masks: Tensor) -> tuple[tuple[int, int], list[bytes]]:
+    """Height and width of masks (M, 1, H, W) or (M, H, W), and their pixels above 0.5 as COCO's run lengths."""
+    height, width = masks.shape[-2:]
+    inside = (masks.detach().reshape(-1, height, width) > 0.5).view(torch.uint8)
+    columns = inside.mT.contiguous().cpu().numpy()  # runs go down the columns
+    return (height, width), [run["counts"] for run in coco_masks().encode(columns.transpose(2, 1, 0))]
+
+
+def coco_masks() -> ModuleType:
+    try:
+        from pycocotools import mask  # its encoder takes a fifth of the other package's time
+    except ImportError:
+        raise ImportError(f"masks as run lengths need pycocotools; {INSTALL}") from None
+    return mask
+
+
+def known_labels(labels: Tensor, category_ids: Mapping[int, int]) -> np.ndarray:
+    """(N,) labels, after a check that each has a category."""
+    listed = labels.detach().cpu().numpy().astype(np.int64).reshape(-1)
+    if unknown := set(listed.tolist()) - category_ids.keys():
+        expected = f"labels {min(category_ids)} to {max(category_ids)}"
+        raise ValueError(f"label {min(unknown)} has no category; expected {expected}")
+    return listed

@@ -1,12 +1,18 @@
-"""One function for all dense models: the name of a head, any timm backbone, and the classes to find."""
+"""One function for all dense models, and one model of timm's, `dense_model`, which folders of dense runs refer to."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from timm.models import generate_default_cfgs, register_model
 from torch import nn
 
 from ..errors import check_choice
 from ..layers.buffers import restore_on_load
+from ..models._backbone import build as build_timm
+from ..models._backbone import cfg
+from ..models.from_run import check_stored
+from ..surgery.broadcasting import add_context_broadcast
+from ..surgery.pooling import create_backbone
 from .heads import HEADS
 from .stages import open_stages
 
@@ -34,11 +40,9 @@ def build(
     Args:
         name: One of HEADS.
         backbone: A timm name or a model object, which is changed; see `open_stages`.
-        num_classes: Classes of objects without the background, labelled 1 to num_classes. For segmentation, the
-            classes in the masks, 0 to num_classes - 1.
+        num_classes: Of objects without the background, labelled from 1; for segmentation of the masks, from 0.
         neck: "fpn", or "map" for the multi-token neck before the decoder.
         pretrained_backbone: Load timm's weights of the backbone.
-        in_chans: Channels of an image.
         neck_args, backbone_args: For MultiTokenNeck and timm.create_model.
         options: Of the head, such as `assigner="atss"` of retinanet.
     """
@@ -50,9 +54,9 @@ def build(
     try:
         model = HEADS[name].build(stages, num_classes, **options)
     except TypeError as error:
-        if "unexpected keyword" in str(error):
-            raise ValueError(f"{name} cannot be built: {error}") from None
-        raise
+        if "unexpected keyword" not in str(error):
+            raise
+        raise ValueError(f"{name} cannot be built: {error}") from None
     restore_on_load(model)
     return model
 
@@ -60,3 +64,47 @@ def build(
 def models_for(task: str) -> list[str]:
     """Names of the heads for a task, the usual one first."""
     return sorted((name for name in HEADS if HEADS[name].task == task), key=lambda name: name != USUAL[task])
+
+
+def make_dense_model(
+    head: str,
+    backbone: str | nn.Module,
+    num_classes: int,
+    *,
+    neck: str = "fpn",
+    neck_args: Mapping[str, Any] | None = None,
+    head_args: Mapping[str, Any] | None = None,
+    backbone_args: Mapping[str, Any] | None = None,
+    broadcast: str | None = None,
+    broadcast_args: Mapping[str, Any] | None = None,
+    pretrained_backbone: bool = False,
+) -> nn.Module:
+    """A dense model from the plain values in a run folder, see `broadsight.dense.build`; in head_args a list stands for
+    a tuple, and `broadcast` is context broadcasting in a backbone given by name, see `add_context_broadcast`."""
+    if isinstance(backbone, str):
+        backbone = create_backbone(backbone, pretrained=pretrained_backbone, **(backbone_args or {}))
+        if broadcast:
+            backbone = add_context_broadcast(backbone, broadcast, **(broadcast_args or {}))
+    given = (head_args or {}).items()
+    options: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
+    return build(head, backbone, num_classes, neck=neck, neck_args=neck_args, **options)
+
+
+default_cfgs = generate_default_cfgs({"dense_model": cfg(first_conv=None, classifier=None)})
+
+
+@register_model
+def dense_model(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Any head on any backbone; takes the arguments of `make_dense_model`. Returns losses or objects, not classes."""
+    if not kwargs.get("head") or not kwargs.get("backbone"):
+        raise ValueError("dense_model is no model by itself; give head=, such as 'retinanet', and backbone=")
+    if kwargs.get("pretrained_cfg"):  # by a run folder
+        check_stored(kwargs, "dense_model")
+
+    def make(in_chans: int | None = None, backbone_args: Mapping[str, Any] | None = None, **given: Any) -> nn.Module:
+        channels = {} if in_chans is None else {"in_chans": in_chans}  # from a run folder, through timm
+        return make_dense_model(backbone_args={**channels, **(backbone_args or {})}, **given)
+
+    return build_timm(
+        make, "dense_model", pretrained, {}, {"pretrained_filter_fn": lambda state, model: state, **kwargs}
+    )

@@ -1,119 +1,81 @@
 """One prediction from several views of an image: mirrored, scaled or cut into windows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from ..errors import check_choice
 from .pose import mirrored_order
 
 Prediction = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Views:
+    """The views of an image that a model predicts on."""
+
+    flip: bool = False  # the mirror image as well
+    scales: tuple[float, ...] = (1.0,)
+    short_side: int | None = None  # that images for segmentation are resized to; None keeps their size
+    long_side: int | None = None
+    slide: bool = False  # overlapping windows of short_side x short_side, for segmentation
+
+    def each(self) -> list[tuple[float, bool]]:
+        """Scale and whether mirrored."""
+        return list(product(self.scales, (False, True) if self.flip else (False,)))
+
+
 @torch.no_grad()
-def detect_with_flip(
-    model: nn.Module,
-    images: Sequence[Tensor],
-    *,
-    flip: bool = True,
-    scales: Sequence[float] = (1.0,),
-    keypoint_pairs: Sequence[tuple[int, int]] = (),
-    iou: float = 0.5,
-    max_detections: int = 100,
+def detect(
+    model: nn.Module, images: Sequence[Tensor], views: Views, keypoint_pairs: Sequence[tuple[int, int]] = ()
 ) -> list[Prediction]:
-    """Objects found in images, in their mirror images, and in both at several scales.
+    """Objects found in views of images (C, H, W) with values 0 to 1, the best first.
 
     Overlapping boxes of a class from several views are one object, with the box, mask and keypoints of the view that
     has the highest score. A model of fixed `image_size` resizes every view to it, so that scales have no effect.
-
-    Args:
-        model: A detector in eval mode.
-        images: (C, H, W) each, values 0 to 1.
-        flip: Add mirror images.
-        scales: Factors of height and width.
-        keypoint_pairs: Keypoints that a mirror swaps, such as left and right eye.
-        iou: Overlap from which two boxes are one object.
-        max_detections: Most objects of an image.
-
-    Returns:
-        Predictions like the model's, the best first, in pixels of the given images.
+    `keypoint_pairs` are those that a mirror swaps, such as left and right eye.
     """
-    _check_evaluating(model, scales)
-    views = [(scale, mirrored) for scale in scales for mirrored in ((False, True) if flip else (False,))]
-    if views == [(1.0, False)]:
+    _check_evaluating(model, views)
+    if views.each() == [(1.0, False)]:
         return model(list(images))
     answers = []
-    for scale, mirrored in views:
-        given = [_resize(image, _scaled(image.shape[-2:], scale)) for image in images]
+    for scale, mirrored in views.each():
+        given = [_scaled(image, scale) for image in images]
         found = model([image.flip(-1) for image in given] if mirrored else given)
-        if mirrored:
-            found = [_mirror(one, image.shape[-1], keypoint_pairs) for one, image in zip(found, given, strict=True)]
-        answers.append([_stretch(*pair) for pair in zip(found, given, images, strict=True)])
-    pairs = zip(zip(*answers, strict=True), images, strict=True)
-    return [_merge(one, image.shape[-2:], iou, max_detections) for one, image in pairs]
+        pairs = keypoint_pairs if mirrored else None
+        answers.append([_placed(*seen, pairs) for seen in zip(found, given, images, strict=True)])
+    return [_merge(found, image.shape[-2:]) for *found, image in zip(*answers, images, strict=True)]
 
 
 @torch.no_grad()
-def segment(
-    model: nn.Module,
-    image: Tensor,
-    *,
-    short_side: int | None = None,
-    long_side: int | None = None,
-    mode: str = "whole",
-    crop: tuple[int, int] = (512, 512),
-    stride: tuple[int, int] = (341, 341),
-    scales: Sequence[float] = (1.0,),
-    flip: bool = False,
-    window_batch: int = 4,
-) -> Tensor:
-    """Probabilities of the classes in every pixel of an image: (C, H, W) with values 0 to 1 -> (K, H, W).
-
-    Args:
-        model: A segmenter in eval mode.
-        short_side: Resize the image so that its shorter side has this length; None keeps its size.
-        long_side: Most pixels of the longer side after that.
-        mode: "whole", or "slide" for overlapping windows, whose scores are averaged.
-        crop: Height and width of a window.
-        stride: From one window to the next; the last one ends with the image.
-        scales: Factors on top of that size; probabilities are averaged.
-        flip: Average with the mirror image.
-        window_batch: Windows in one batch.
-    """
-    _check_evaluating(model, scales)
-    check_choice("mode", mode, ("whole", "slide"))
-    if mode == "slide" and not all(0 < step <= side for step, side in zip(stride, crop, strict=True)):
-        raise ValueError(
-            f"stride={stride} with crop={crop}; expected steps from 1 to the window, or pixels are left out"
-        )
+def segment(model: nn.Module, image: Tensor, views: Views) -> Tensor:
+    """Probabilities of the classes in every pixel, averaged over views: (C, H, W), values 0 to 1 -> (K, H, W)."""
+    _check_evaluating(model, views)
     size = image.shape[-2:]
-    factor = resize_factor(size, short_side, long_side)
-    total = None
-    for scale in scales:
-        view = _resize(image, _scaled(size, factor * scale))[None]
-        for mirrored in (False, True) if flip else (False,):
-            given = view.flip(-1) if mirrored else view
-            scores = model(given) if mode == "whole" else slide(model, given, crop, stride, window_batch)
-            scores = scores.flip(-1) if mirrored else scores
-            shares = _resize(scores[0].float(), size, antialias=False).softmax(0)
-            total = shares if total is None else total.add_(shares)
-    assert total is not None
-    return total / (len(scales) * (1 + flip))
+    factor, side = resize_factor(size, views.short_side, views.long_side), views.short_side or min(size)
+    total: Any = None
+    for scale, mirrored in views.each():
+        given = _scaled(image, factor * scale)[None]
+        given = given.flip(-1) if mirrored else given
+        scores = slide(model, given, side, max(1, side * 2 // 3)) if views.slide else model(given)
+        scores = scores.flip(-1) if mirrored else scores
+        shares = _resize(scores[0].float(), size, antialias=False).softmax(0)
+        total = shares if total is None else total.add_(shares)
+    return total / len(views.each())
 
 
-def slide(
-    model: nn.Module, image: Tensor, crop: tuple[int, int], stride: tuple[int, int], window_batch: int = 4
-) -> Tensor:
-    """Scores (1, K, H, W) of an image (1, C, H, W), averaged over the windows that contain a pixel."""
-    size = height, width = image.shape[-2:]
-    high, wide = min(crop[0], height), min(crop[1], width)
-    corners = product(*map(window_starts, size, crop, stride))
-    windows = [(..., slice(top, top + high), slice(left, left + wide)) for top, left in corners]
-    total, covers = None, image.new_zeros(size)
+def slide(model: nn.Module, image: Tensor, side: int, step: int, window_batch: int = 4) -> Tensor:
+    """Scores (1, K, H, W) of an image (1, C, H, W), averaged over the square windows that contain a pixel."""
+    size = image.shape[-2:]
+    tops, lefts = (window_starts(length, side, step) for length in size)
+    windows = [(..., slice(top, top + side), slice(left, left + side)) for top, left in product(tops, lefts)]
+    total: Any = None
+    covers = image.new_zeros(size)
     for start in range(0, len(windows), window_batch):
         places = windows[start : start + window_batch]
         answers = model(torch.cat([image[place] for place in places])).float()
@@ -122,7 +84,6 @@ def slide(
         for place, scores in zip(places, answers, strict=True):
             total[place] += scores
             covers[place] += 1
-    assert total is not None
     return total.div_(covers)
 
 
@@ -141,8 +102,8 @@ def resize_factor(size: Sequence[int], short_side: int | None, long_side: int | 
     return factor if long_side is None else min(factor, long_side / max(size))
 
 
-def _scaled(size: Sequence[int], factor: float) -> tuple[int, int]:
-    return max(int(size[0] * factor + 0.5), 1), max(int(size[1] * factor + 0.5), 1)
+def _scaled(image: Tensor, factor: float) -> Tensor:
+    return _resize(image, [max(int(side * factor + 0.5), 1) for side in image.shape[-2:]])
 
 
 def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
@@ -152,45 +113,39 @@ def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
     return F.interpolate(x[None], tuple(size), mode="bilinear", align_corners=False, antialias=antialias)[0]
 
 
-def _mirror(found: Prediction, width: int, pairs: Sequence[tuple[int, int]]) -> Prediction:
-    """Predictions for a mirror image of this width as predictions for the image."""
-    found = dict(found)
-    x1, y1, x2, y2 = found["boxes"].unbind(-1)
-    found["boxes"] = torch.stack([width - x2, y1, width - x1, y2], -1)
-    if "masks" in found:
-        found["masks"] = found["masks"].flip(-1)
-    if "keypoints" in found:
-        order = mirrored_order(found["keypoints"].shape[1], pairs)
-        x, y, visible = found["keypoints"][:, order].unbind(-1)
-        found["keypoints"] = torch.stack([width - x, y, visible], -1)  # the centre of a pixel is at 0.5
-        if "keypoints_scores" in found:
-            found["keypoints_scores"] = found["keypoints_scores"][:, order]
-    return found
-
-
-def _stretch(found: Prediction, given: Tensor, image: Tensor) -> Prediction:
-    """Predictions for a resized image in pixels of the image, without masks, most of which will not be kept."""
+def _placed(found: Prediction, given: Tensor, image: Tensor, pairs: Sequence[tuple[int, int]] | None) -> Prediction:
+    """What was found in a resized image, mirrored if there are pairs, in pixels of the image; masks stay small."""
+    width, found = given.shape[-1], dict(found)
     down, across = (whole / part for whole, part in zip(image.shape[-2:], given.shape[-2:], strict=True))
-    found = dict(found, boxes=found["boxes"] * found["boxes"].new_tensor([across, down, across, down]))
+    if pairs is not None:
+        x1, y1, x2, y2 = found["boxes"].unbind(-1)
+        found["boxes"] = torch.stack([width - x2, y1, width - x1, y2], -1)
+        if "masks" in found:
+            found["masks"] = found["masks"].flip(-1)
+        for name in found.keys() & {"keypoints", "keypoints_scores"}:
+            found[name] = found[name][:, mirrored_order(found[name].shape[1], pairs)]
+        if "keypoints" in found:
+            x, y, visible = found["keypoints"].unbind(-1)
+            found["keypoints"] = torch.stack([width - x, y, visible], -1)  # the centre of a pixel is at 0.5
+    found["boxes"] = found["boxes"] * found["boxes"].new_tensor([across, down, across, down])
     if "keypoints" in found:
         found["keypoints"] = found["keypoints"] * found["keypoints"].new_tensor([across, down, 1])
     return found
 
 
-def _merge(views: Sequence[Prediction], size: Sequence[int], iou: float, most: int) -> Prediction:
-    """One prediction from those of all views, the best first."""
+def _merge(views: Sequence[Prediction], size: Sequence[int]) -> Prediction:
     every = {key: torch.cat([view[key] for view in views]) for key in views[0] if key != "masks"}
-    keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], iou)[:most]
+    keep = batched_nms(every["boxes"].float(), every["scores"].float(), every["labels"], 0.5)[:100]
     merged = {key: values[keep] for key, values in every.items()}
     if "masks" in views[0]:
-        owners = [(view["masks"], place) for view in views for place in range(len(view["scores"]))]
-        chosen = [_resize(masks[place], size, antialias=False) for masks, place in (owners[row] for row in keep)]
+        every_mask = [mask for view in views for mask in view["masks"]]
+        chosen = [_resize(every_mask[row], size, antialias=False) for row in keep]
         merged["masks"] = torch.stack([views[0]["masks"].new_zeros(1, *size), *chosen])[1:]
     return merged
 
 
-def _check_evaluating(model: nn.Module, scales: Sequence[float]) -> None:
+def _check_evaluating(model: nn.Module, views: Views) -> None:
     if model.training:
         raise ValueError("the model is in training mode; call model.eval() first")
-    if not scales or not all(scale > 0 for scale in scales):
-        raise ValueError(f"scales={list(scales)}; expected one or more factors above 0")
+    if not views.scales or not all(scale > 0 for scale in views.scales):
+        raise ValueError(f"scales={list(views.scales)}; expected one or more factors above 0")

@@ -1,7 +1,4 @@
-"""Heat maps of keypoints: where they peak, and the mean with those of the mirrored crops.
-
-Coordinates are those of `data.dense.pose_geometry`.
-"""
+"""Heat maps of keypoints: where they peak, in coordinates of `pose_geometry`, and the mean with those of the mirror."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -30,8 +27,7 @@ def decode(heatmaps: Tensor, *, stride: int = 4, refine: Literal["quarter", "tay
     x, y = index % width, index // width
     # The cell and its neighbours, N K 3 3. In the map with a margin, their indices begin at those of the cell.
     margin = F.pad(heatmaps, (1, 1, 1, 1)).flatten(2)
-    offsets = torch.arange(3, device=index.device)
-    rows, columns = y[..., None] + offsets, x[..., None] + offsets
+    rows, columns = (place[..., None] + torch.arange(3, device=index.device) for place in (y, x))
     around = (rows[..., :, None] * (width + 2) + columns[..., None, :]).flatten(2)
     patch = margin.gather(2, around).unflatten(2, (3, 3))
     inside = torch.stack([(x > 0) & (x < width - 1), (y > 0) & (y < height - 1)], -1)  # N K 2
@@ -63,21 +59,16 @@ REFINEMENTS = {"quarter": _quarter, "taylor": _taylor, "none": lambda patch, ins
 
 def mirrored_order(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
     """Indices of keypoints with those of each pair swapped."""
-    order = list(range(count))
-    for left, right in pairs:
-        order[left], order[right] = right, left
-    return order
+    swapped = dict([*pairs, *((right, left) for left, right in pairs)])
+    return [swapped.get(i, i) for i in range(count)]
 
 
 @torch.no_grad()
 def flip_test(model: nn.Module, crops: Tensor, pairs: Sequence[tuple[int, int]], *, shift: bool = False) -> Tensor:
     """Heat maps (B, K, h, w) of crops (B, C, H, W), averaged with those of the mirrored crops.
 
-    Args:
-        model: From crops to heat maps, in eval mode.
-        pairs: Keypoints that a mirror swaps, such as left and right eye.
-        shift: Move the maps of mirrored crops a cell to the right, for weights trained with cell i at i * stride. Ours
-            do not need it.
+    Pairs of keypoints are swapped by a mirror, such as left and right eye; `shift` moves the maps of mirrored crops a
+    cell to the right, for weights trained with cell i at i * stride.
     """
     maps = model(crops)
     mirrored = model(crops.flip(-1)).flip(-1)[:, mirrored_order(maps.shape[1], pairs)]

@@ -1,12 +1,7 @@
-"""Scores of a dense model on labelled images: it predicts batch by batch, and the predictions are scored as by COCO.
-
-There is one scorer for each kind of task. Training scores after every epoch, `eval` once. With several processes, each
-scores its own images, and their states are merged.
-"""
+"""Scores of a dense model on labelled images: it predicts batch by batch, and the predictions are scored as by COCO."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,44 +9,19 @@ from torch import Tensor, nn
 
 from ..data.dense.pose_geometry import apply_affine
 from ..visual.metrics import GOALS
-from .average_precision import AveragePrecision
-from .coco_results import to_results
-from .inference import detect_with_flip, segment
+from .average_precision import SIZES, AveragePrecision, to_results
+from .inference import Views as Views
+from .inference import detect, segment
 from .pose import decode, flip_test
 from .segmentation_scores import SegmentationScores
 
 KINDS = {"detect": ("box",), "instances": ("box", "mask"), "keypoints": ("box", "keypoint")}
 
 
-@dataclass(frozen=True)
-class Views:
-    """The views of an image that a model predicts on.
-
-    Args:
-        flip: The mirror image as well.
-        scales: Factors of its size.
-        short_side, long_side: Sides that images for segmentation are resized to; None keeps their size.
-        slide: Overlapping windows of short_side x short_side, for segmentation.
-    """
-
-    flip: bool = False
-    scales: tuple[float, ...] = (1.0,)
-    short_side: int | None = None
-    long_side: int | None = None
-    slide: bool = False
-
-
-PLAIN = Views()
-
-
 class Scorer:
-    """Collects the predictions of a model. Figures are in per cent; `goal` names the main one.
+    """Collects the predictions of a model and compares them by a metric. Figures are in per cent.
 
     Args:
-        task: Of the model.
-        metric: Compares predictions with targets.
-        views: Of each image.
-        device: Of the model.
         flip_pairs: Keypoints that a mirror swaps.
         keypoint_offset: What x and y of keypoints in model and targets exceed those in COCO's files by.
     """
@@ -61,12 +31,12 @@ class Scorer:
         task: str,
         metric: Any,
         *,
-        views: Views = PLAIN,
+        views: Views | None = None,
         device: torch.device | str = "cpu",
         flip_pairs: Sequence[tuple[int, int]] = (),
         keypoint_offset: float = 0.0,
     ):
-        self.goal, self.metric, self.views, self.device = GOALS[task], metric, views, device
+        self.goal, self.metric, self.views, self.device = GOALS[task], metric, views or Views(), device
         self.flip_pairs, self.keypoint_offset = flip_pairs, keypoint_offset
 
     def add(self, model: nn.Module, batch: Any) -> int:
@@ -74,7 +44,6 @@ class Scorer:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget all images."""
         self.metric.reset()
 
     def state(self) -> Any:
@@ -90,7 +59,6 @@ class Scorer:
         return self.metric.compute()
 
     def per_class(self) -> list[dict[str, Any]]:
-        """A row of figures for each class."""
         return self.metric.per_class()
 
     def coverage(self) -> tuple[int, int]:
@@ -99,14 +67,7 @@ class Scorer:
 
 
 class ObjectScorer(Scorer):
-    """Boxes, masks or keypoints of objects against COCO targets.
-
-    Args:
-        task: "detect", "instances" or "keypoints".
-        category_ids, class_names: Of the data.
-        keep: Keep all predictions in `results`, as entries of COCO's result files.
-        options: As of Scorer.
-    """
+    """Boxes, masks or keypoints of objects against COCO targets; `keep` fills `results` for COCO's result files."""
 
     def __init__(
         self, task: str, category_ids: dict[int, int], class_names: Sequence[str], *, keep: bool = False, **options: Any
@@ -117,8 +78,7 @@ class ObjectScorer(Scorer):
     def find(self, model: nn.Module, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """Objects in images of bytes (C, H, W)."""
         given = [image.to(self.device).float() / 255 for image in images]
-        options: dict[str, Any] = dict(flip=self.views.flip, scales=self.views.scales, keypoint_pairs=self.flip_pairs)
-        return detect_with_flip(model, given, **options)
+        return detect(model, given, self.views, self.flip_pairs)
 
     def add(self, model: nn.Module, batch: Any) -> int:
         found = self.find(model, batch.images)
@@ -131,26 +91,14 @@ class ObjectScorer(Scorer):
 
 
 class PixelScorer(Scorer):
-    """Classes of pixels against masks, at the size of the masks; options as of Scorer."""
+    """Classes of pixels against masks, at the size of the masks."""
 
     def __init__(self, class_names: Sequence[str], **options: Any):
         super().__init__("segment", SegmentationScores(class_names), **options)
 
     def find(self, model: nn.Module, image: Tensor) -> Tensor:
         """Probabilities (K, H, W) of the classes in an image of bytes (C, H, W)."""
-        views = self.views
-        side = views.short_side or min(image.shape[-2:])
-        return segment(
-            model,
-            image.to(self.device).float() / 255,
-            short_side=views.short_side,
-            long_side=views.long_side,
-            mode="slide" if views.slide else "whole",
-            crop=(side, side),
-            stride=(max(1, side * 2 // 3), max(1, side * 2 // 3)),
-            scales=views.scales,
-            flip=views.flip,
-        )
+        return segment(model, image.to(self.device).float() / 255, self.views)
 
     def add(self, model: nn.Module, batch: Any) -> int:
         for image, target in zip(batch.images, batch.targets, strict=True):
@@ -159,13 +107,7 @@ class PixelScorer(Scorer):
 
 
 class PoseScorer(Scorer):
-    """Keypoints in crops of persons, scored in the images that the crops are from; scales of `views` do not apply.
-
-    Args:
-        dataset: The images, with `target(i)`.
-        category_ids, class_names: Of the data.
-        options: As of Scorer.
-    """
+    """Keypoints in crops of persons, scored in the images that the crops are from; scales of `views` do not apply."""
 
     def __init__(self, dataset: Any, category_ids: dict[int, int], class_names: Sequence[str], **options: Any):
         super().__init__("keypoints", AveragePrecision(("keypoint",), category_ids, class_names), **options)
@@ -176,11 +118,7 @@ class PoseScorer(Scorer):
         self._crops: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def find(self, model: Any, crops: Tensor, matrices: Tensor) -> Tensor:
-        """Keypoints (N, K, 3), x, y and score, in pixels of the images, for crops of bytes (N, C, H, W).
-
-        Args:
-            matrices: (N, 2, 3), from a crop to its image.
-        """
+        """Keypoints (N, K, 3), x, y and score, for crops (N, C, H, W) of bytes and matrices (N, 2, 3) to images."""
         given = crops.to(self.device).float() / 255
         maps = flip_test(model, given, self.flip_pairs) if self.views.flip else model(given)
         points = decode(maps, stride=model.stride).cpu()
@@ -188,15 +126,14 @@ class PoseScorer(Scorer):
         return torch.cat([placed.float(), points[..., 2:]], -1)
 
     def add(self, model: nn.Module, batch: Any) -> int:
-        if not len(batch.images):
-            return 0
         metas = [target["meta"] for target in batch.targets]
+        if not metas:
+            return 0
         found = self.find(model, torch.stack(list(batch.images)), torch.stack([meta["matrix"] for meta in metas]))
         for points, meta in zip(found, metas, strict=True):
             # The score of a person: the mean of its keypoints, times that of the box
-            score = points[:, 2].mean() * meta["score"]
-            label = torch.tensor([int(meta["label"])])
-            person = dict(boxes=meta["box"][None], labels=label, scores=score[None], keypoints=points[None])
+            person = dict(boxes=meta["box"], labels=torch.tensor(int(meta["label"])), keypoints=points)
+            person["scores"] = points[:, 2].mean() * meta["score"]
             self._crops[int(meta["image"]), int(meta["place"])] = person
         return len(metas)
 
@@ -212,7 +149,7 @@ class PoseScorer(Scorer):
         persons = [self._crops[key] for key in sorted(self._crops) if key[0] == image]
         none = dict(boxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.int64), scores=torch.zeros(0))
         none["keypoints"] = torch.zeros(0, len(self.dataset.keypoint_names), 3)
-        return {name: torch.cat([empty, *(person[name] for person in persons)]) for name, empty in none.items()}
+        return {name: torch.cat([empty, *(person[name][None] for person in persons)]) for name, empty in none.items()}
 
     def compute(self) -> dict[str, float]:
         self.metric.reset()
@@ -244,13 +181,13 @@ def moved_keypoints(found: dict[str, Any], by: float) -> dict[str, Any]:
 
 def defined(figures: Mapping[str, float | None]) -> dict[str, float]:
     """Figures without the undefined ones, such as AP of large objects where there are none."""
-    return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
+    return {name: value for name, value in known_or_none(figures).items() if value is not None}
 
 
 def known_or_none(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with None for undefined numbers."""
-    undefined = {name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)}
-    return {name: None if name in undefined else value for name, value in figures.items()}
+    """Figures with None for undefined numbers."""
+    undefined = {name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)}
+    return {**figures, **undefined}
 
 
 def why_missing(name: str, occurring: int) -> str:
@@ -258,6 +195,4 @@ def why_missing(name: str, occurring: int) -> str:
     if name in ("miou", "macc"):
         return f"needs pixels of at least two classes; the masks show {occurring}"
     size = name.rpartition("_")[2]
-    if occurring and size in ("small", "medium", "large"):
-        return f"there are no {size} objects"
-    return "there are no objects"
+    return f"there are no {size} objects" if occurring and f"_{size}" in SIZES else "there are no objects"

@@ -14,11 +14,7 @@ IGNORED = 255  # target pixels that do not count
 class SegmentationScores:
     """Counts pixels by true and predicted class; all figures are computed from the counts of the whole dataset.
 
-    torchmetrics has no IoU over only those classes that the targets show. With several processes, each counts its own
-    images; `scores.merge(gather_objects(scores.state()))` gives the counts of all to each.
-
-    Args:
-        class_names: Of classes 0, 1, ... in the masks.
+    torchmetrics has no IoU over only those classes that the targets show.
     """
 
     def __init__(self, class_names: Sequence[str]):
@@ -26,7 +22,6 @@ class SegmentationScores:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all images."""
         self._own = uuid4().hex  # so that a state that is merged twice counts once
         self._parts = {self._own: torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)}
 
@@ -36,18 +31,11 @@ class SegmentationScores:
         return torch.stack(list(self._parts.values())).sum(0)
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
-        """Add one image or a batch.
-
-        Args:
-            prediction: Classes (H, W) or (B, H, W) of an integer type, or scores (K, H, W) or (B, K, H, W) of a
-                floating type, of which the highest counts.
-            target: (H, W) or (B, H, W).
-        """
+        """Add targets (H, W) or (B, H, W) and predicted classes, as whole numbers or as scores ((B,) K, H, W)."""
         if prediction.is_floating_point():
             if prediction.ndim < 3 or prediction.shape[-3] != self.num_classes:
-                raise ValueError(
-                    f"scores of shape {tuple(prediction.shape)}; expected {self.num_classes} classes, H, W"
-                )
+                shape = tuple(prediction.shape)
+                raise ValueError(f"scores of shape {shape}; expected {self.num_classes} classes, H, W")
             if not prediction.isfinite().all():
                 raise ValueError("scores are not all finite; the model has diverged")
             prediction = prediction.argmax(-3)
@@ -57,8 +45,8 @@ class SegmentationScores:
         counted = target != IGNORED
         said, shown = prediction[counted].long(), target[counted].long()
         for name, values in (("prediction", said), ("target", shown)):
-            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
-                low, high = int(values.min()), int(values.max())
+            low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+            if low < 0 or high >= self.num_classes:
                 expected = f"0 to {self.num_classes - 1}" + f" or {IGNORED} to ignore" * (name == "target")
                 raise ValueError(f"{name} holds {low if low < 0 else high}; expected {expected}")
         pairs = torch.bincount(shown * self.num_classes + said, minlength=self.num_classes**2)
@@ -74,11 +62,8 @@ class SegmentationScores:
             self._parts |= {name: part.clone() for name, part in other.items() if name != self._own}
 
     def compute(self) -> dict[str, float]:
-        """miou, aacc and macc in per cent; nan without pixels.
-
-        aacc is the share of correct pixels; miou and macc are means over the classes that the targets show, so that
-        they compare between models. With a single class both are nan: a model that always predicts it is correct.
-        """
+        """In per cent; nan without pixels. miou and macc are means over the classes that the targets show, so that they
+        compare between models; with a single class they are nan: a model that always predicts it is correct."""
         right, shown, said = self._sums()
         there = shown > 0
         iou, accuracy = (_percent(right, whole)[there] for whole in (shown + said - right, shown))
@@ -90,20 +75,13 @@ class SegmentationScores:
         return int((self.counts.sum(1) > 0).sum()), self.num_classes
 
     def per_class(self) -> list[dict[str, Any]]:
-        """A row for each class: name, true pixels, and iou, acc and precision in per cent.
-
-        Figures are nan for a class without true pixels, and precision also for one that is never predicted.
-        """
+        """A row for each class; figures are nan without true pixels, precision also if it is never predicted."""
         right, shown, said = self._sums()
         there = shown.where(shown > 0, math.nan)
-        columns = {
-            "name": self.class_names,
-            "pixels": shown.long().tolist(),
-            "iou": _percent(right, there + said - right).tolist(),
-            "acc": _percent(right, there).tolist(),
-            "precision": _percent(right + 0 * there, said).tolist(),
-        }
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        iou, precision = _percent(right, there + said - right), _percent(right + 0 * there, said)
+        columns = {"pixels": shown.long(), "iou": iou, "acc": _percent(right, there), "precision": precision}
+        lists = self.class_names, *(column.tolist() for column in columns.values())
+        return [dict(zip(("name", *columns), row, strict=True)) for row in zip(*lists, strict=True)]
 
     def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Correct, true and predicted pixels of each class (K,)."""

@@ -17,37 +17,24 @@ from ..surgery.pooling import LAYER_NORMS, PooledModel, create_backbone, ends_wi
 from ..surgery.pyramid import Pyramid, as_backbone, find_pyramid, takes
 
 STRIDES = (4, 8, 16, 32)
-NECKS = ("fpn", "map")
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 class Stages(nn.Module):
     """(B, in_chans, H, W), normalised, -> four maps (B, channels[i], ceil(H / strides[i]), ceil(W / strides[i])).
 
-    Any image size works: the image is padded to a multiple of stride 32, and the maps are cropped. A stride that the
-    model lacks is made from its nearest map: maps of a plain ViT, all of one size, are enlarged by transposed
-    convolutions and reduced by pooling. For a model of one image size, every image is resized to `fixed_size`.
+    An image is padded to a multiple of stride 32, and the maps are cropped. A stride that the model lacks is made from
+    its nearest map: maps of a plain ViT are enlarged by transposed convolutions and reduced by pooling. For a model of
+    one image size, every image is resized to `fixed_size`.
 
     Args:
         model, pyramid: A timm model without its classifier, and how its maps are obtained.
         normed: Put a LayerNorm on every map, for models whose stages end in sums without a norm.
         mean, std: To normalise images with values from 0 to 1.
-
-    Attributes:
-        channels, strides: Of the four maps, lowest level first.
-        fixed_size: (H, W) that every image is resized to, or None.
-        neck: Applied to the list of maps, such as a MultiTokenNeck, or None.
-        frozen_stats: BatchNorms of the model keep their statistics in training.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        pyramid: Pyramid,
-        *,
-        normed: bool = False,
-        mean: tuple[float, ...] = IMAGENET["mean"],
-        std: tuple[float, ...] = IMAGENET["std"],
+        self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple[float, ...], std: tuple[float, ...]
     ):
         super().__init__()
         # `network` is part of the names in every checkpoint of a dense model
@@ -62,8 +49,8 @@ class Stages(nn.Module):
         self.norms = nn.ModuleList(LayerNorm2d(width) if normed else nn.Identity() for width in self.channels)
         pairs = zip(self.sources, self.channels, STRIDES, strict=True)
         self.rescale = nn.ModuleList(rescaling(width, offered[source] / stride) for source, width, stride in pairs)
-        self.neck: nn.Module | None = None
-        self.frozen_stats = False
+        self.neck: nn.Module | None = None  # applied to the list of maps
+        self.frozen_stats = False  # whether BatchNorms of the model keep their statistics in training
 
     def train(self, mode: bool = True) -> "Stages":
         super().train(mode)
@@ -94,22 +81,21 @@ class Stages(nn.Module):
 
 
 class Normalise(nn.Module):
-    """(B, C, H, W) or (C, H, W) with values from 0 to 1 -> less the mean and over the deviation of the backbone.
-
-    The buffers are not in the state dict: they belong to the backbone's description, not to its weights.
-    """
+    """(B, C, H, W) or (C, H, W) with values from 0 to 1 -> less the mean and over the deviation of the backbone, which
+    belong to its description, not to its weights: they are not in the state dict."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, stages: Stages):
         super().__init__()
-        self.values = {"mean": tuple(stages.mean), "std": tuple(stages.std)}
+        self.values = {"mean": stages.mean, "std": stages.std}
         for name, values in self.values.items():
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+            self.register_buffer(name, torch.empty(len(values), 1, 1), persistent=False)
+        self.init_non_persistent_buffers()
 
     def init_non_persistent_buffers(self) -> None:
-        """Fill mean and deviation again; see `layers.buffers`."""
+        """Fill mean and deviation; see `layers.buffers`."""
         for name, values in self.values.items():
             self.get_buffer(name).copy_(torch.tensor(values).view(-1, 1, 1))
 
@@ -143,15 +129,14 @@ def open_stages(
     """A backbone for dense prediction from a timm name or a model.
 
     Args:
-        backbone: A timm name, or a model object, which is changed. Of a model with a swapped pooling, the part below
-            the pooling is used.
+        backbone: A timm name, or a model object, which is changed: of a swapped pooling, the part below it is used.
         pretrained: Load timm's weights; only with a name.
         in_chans: Channels of an image; 3 if None and a name is given.
         neck: "fpn" leaves the maps as they are, for a decoder to merge; "map" applies a multi-token neck first.
         neck_args: For MultiTokenNeck; its norm is "group" unless given, since detectors train on small batches.
         timm_args: For timm.create_model, with a name.
     """
-    check_choice("neck", neck, NECKS)
+    check_choice("neck", neck, ("fpn", "map"))
     if neck_args and neck != "map":
         raise ValueError(f"neck_args {', '.join(neck_args)} given with neck={neck!r}; they are for neck='map'")
     if isinstance(backbone, str):
@@ -165,43 +150,28 @@ def open_stages(
         for tap in model.pyramid.taps:
             tap.detach(model.backbone)
         model = model.backbone
-    normed = wants_norms(model)
-    pyramid = find_pyramid(model, indices=wanted_features(model), stem="", in_chans=in_chans)
+    # Maps are sums without a norm if the model uses LayerNorm; a swapped pooling has replaced the last one
+    inside = [module for module in model.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
+    normed = ends_with_layer_norm(model) or isinstance(inside[-1] if inside else None, LAYER_NORMS)
+    normed = normed and not len(getattr(model, "feature_norms", ()))
+    info = getattr(model, "feature_info", None)
+    offered = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
+    indices = None if len(set(offered)) < 2 or None in offered else sorted(set(sources_of(offered)))
+    pyramid = find_pyramid(model, indices=indices, stem="", in_chans=in_chans)
     model = as_backbone(model, pyramid)
-    mean, std = (per_channel(described.get(key) or IMAGENET[key], pyramid.in_chans) for key in ("mean", "std"))
-    stages = Stages(model, pyramid, normed=normed, mean=mean, std=std)
+    mean, std = (per_channel(described.get(key) or usual, pyramid.in_chans) for key, usual in IMAGENET.items())
+    stages = Stages(model, pyramid, normed, mean, std)
     if neck == "map":
         arguments: dict[str, Any] = {"norm": "group", **(neck_args or {})}
         stages.neck = MultiTokenNeck(stages.channels, **arguments)
     return stages
 
 
-def wants_norms(model: Any) -> bool:
-    """Whether maps are sums without a norm, of a model that uses LayerNorm and has no norms for its maps."""
-    if len(getattr(model, "feature_norms", ())):
-        return False
-    # A swapped pooling has replaced the last norm
-    inside = [module for module in model.modules() if isinstance(module, (*LAYER_NORMS, nn.BatchNorm2d))]
-    return ends_with_layer_norm(model) or (bool(inside) and isinstance(inside[-1], LAYER_NORMS))
-
-
-def wanted_features(model: Any) -> list[int] | None:
-    """Indices of the model's features whose strides are nearest to ours; None to let `find_pyramid` choose."""
-    info = getattr(model, "feature_info", None)
-    reductions = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
-    if len(set(reductions)) < 2 or None in reductions:
-        return None
-    return sorted(set(sources_of(reductions)))
-
-
 def sources_of(offered: list[int]) -> list[int]:
-    """For each of our strides the index of the nearest one offered, the last of equals.
-
-    Four or more maps of one stride are blocks of a plain ViT: the last four are used.
-    """
-    if len(set(offered)) == 1 and len(offered) >= len(STRIDES):
-        return list(range(len(offered)))[-len(STRIDES) :]
+    """For each of our strides the index of the nearest one offered, the last of equals."""
     places = range(len(offered))
+    if len(set(offered)) == 1 and len(offered) >= len(STRIDES):  # blocks of a plain ViT: the last four are used
+        return list(places)[-len(STRIDES) :]
     return [min(reversed(places), key=lambda place: abs(math.log2(offered[place] / stride))) for stride in STRIDES]
 
 
@@ -211,7 +181,6 @@ def rescaling(channels: int, factor: float) -> nn.Module:
     if doublings < 0:
         return nn.MaxPool2d(2**-doublings)
     layers: list[nn.Module] = []
-    for number in range(doublings):
-        layers += [LayerNorm2d(channels), nn.GELU()] if number else []
-        layers.append(nn.ConvTranspose2d(channels, channels, 2, stride=2))
-    return nn.Sequential(*layers)
+    for _ in range(doublings):
+        layers += [LayerNorm2d(channels), nn.GELU(), nn.ConvTranspose2d(channels, channels, 2, stride=2)]
+    return nn.Sequential(*layers[2:])

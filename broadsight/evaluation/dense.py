@@ -12,19 +12,18 @@ import torch
 from PIL import Image
 
 from ..data.dense.loading import DenseDataset
-from ..data.dense.part import DensePart, open_dense_part
 from ..data.dense.pose_crops import PoseCrops
-from ..data.dense.presence import labels_of_images, told_quickly, without_labels
+from ..data.dense.resolve import DensePart, open_dense_part
 from ..data.dense.transforms import DenseTransforms
-from ..data.dense.view import DenseView
+from ..data.dense.view import DenseView, labels_of_images, told_quickly, without_labels
 from ..data.loading import EvalOrder, close, default_workers, load
-from ..dense.coco_results import to_results
+from ..dense.average_precision import to_results
 from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, why_missing
 from ..provenance import header
 from ..runs.dense_model import DenseModel, pixels_of
 from ..runs.opening import open_asked
 from ..training.dense import LARGEST, SCENES, crop_size
-from ..visual.captioned import CaptionedImage
+from ..visual.canvas import CaptionedImage
 from ..visual.objects import draw_objects, draw_semantic, side_by_side
 from .request import Request
 

@@ -16,7 +16,7 @@ from ..data.dense.pose_crops import cut_out
 from ..data.dense.pose_geometry import crop_affine, invert_affine
 from ..data.names import CsvRows, unique_stems
 from ..data.sources.unlabelled import Unlabelled
-from ..dense.coco_results import to_results, write_results
+from ..dense.average_precision import to_results, write_results
 from ..dense.scoring import ObjectScorer, PixelScorer, PoseScorer, moved_keypoints
 from ..files import whole_file, write_json
 from ..provenance import header

@@ -6,7 +6,7 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
     title, subtitle     text; `kind` is "run" or "evaluation"
     headline            [{label, value, note}]: the large figures on top, as text
     notes               sentences that come before everything else
-    figures             {name: number}; what is known of names, such as their unit: visual.metrics.FIGURES
+    figures             {name: number}; what is known of names, such as their unit: visual/metrics.yaml
     absent              {name: why}: of a figure, or of a section (page.SECTIONS), that could not be made
     per_class           [{class, images, recall, precision, f1, most_confused_with, confused}]
     class_figures       [{name, objects or pixels, any figures}]: of what a detector or segmenter finds
@@ -24,6 +24,6 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
 
 from .. import lazy
 
-_PUBLIC = {".visual.captioned": "CaptionedImage", "page": "render"}
+_PUBLIC = {".visual.canvas": "CaptionedImage", "page": "render"}
 
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from ..visual import html
-from ..visual.captioned import CaptionedImage
+from ..visual.canvas import CaptionedImage
 from . import colours, sections
 from . import curves as plotted
 

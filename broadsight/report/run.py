@@ -14,7 +14,7 @@ from ..data.loading import SourceDataset, TrainOrder, default_workers
 from ..data.normalising import Normalise
 from ..data.seeds import seed_everything
 from ..data.sources import Splits
-from ..dense.coco_results import write_results
+from ..dense.average_precision import write_results
 from ..dense.scoring import defined, why_missing
 from ..evaluation import dense as dense_evaluation
 from ..evaluation.classification import figures, most_confident_mistakes
@@ -31,7 +31,7 @@ from ..training.recipes import Recipe
 from ..training.records import check_records
 from ..training.run_folder import CLASSES_JUDGED, REPORT, WEIGHTS, RunFolder, is_run, over_classes, write_page
 from ..training.settings import title
-from ..visual.captioned import CaptionedImage
+from ..visual.canvas import CaptionedImage
 from ..visual.metrics import GOALS, HEADLINES, label, meaning
 from ..visual.words import percent
 from .page import render

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.dense.resolve import DenseSplits
+from ..dense.build import make_dense_model
 from ..dense.heads import HEADS
-from ..dense.registry import make_dense_model
 from ..dense.scoring import Views
 from ..errors import first_line
 from ..models.from_run import check_arguments, described_as, label_names, refuse_large

@@ -17,8 +17,8 @@ from ..data.dense.resolve import DenseSplits, resolve_dense
 from ..data.dense.transforms import DenseTransforms
 from ..data.inside import outside_allowed
 from ..data.seeds import seed_everything
+from ..dense.build import make_dense_model
 from ..dense.heads import HEADS
-from ..dense.registry import make_dense_model
 from ..dense.scoring import Views, make_scorer
 from ..models.from_run import check_arguments
 from ..visual.metrics import GOALS

@@ -1,29 +1,37 @@
 """What all drawing on images shares: enlarging small images, line widths, blending."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
-from .colours import BLACK, WHITE, Colour
+from .colours import Colour
 
-SMALL, READABLE = 256, 512  # an image with a longer side below the first is enlarged to about the second
-TINY = 64  # up to here enlarged with visible pixels
+
+@dataclass(frozen=True)
+class CaptionedImage:
+    """An image of any size and mode to show on a page or in a gallery."""
+
+    image: Image.Image
+    caption: str  # shown below the image; its first line is emphasised
+    alt: str  # description of the image for screen readers
 
 
 def enlarged(image: Image.Image) -> tuple[Image.Image, int]:
-    """A copy in RGB, and the factor that it is enlarged by."""
+    """A copy in RGB, and the factor that it is enlarged by, to about 512 pixels if it has less than 256."""
     image, longer = image.convert("RGB"), max(image.size)
-    factor = 1 if longer >= SMALL else round(READABLE / longer)
+    factor = 1 if longer >= 256 else round(512 / longer)
     if factor == 1:
         return image.copy(), 1
     return image.resize((image.width * factor, image.height * factor), resampling(longer)), factor
 
 
 def resampling(longer: int) -> Image.Resampling:
-    return Image.Resampling.NEAREST if longer <= TINY else Image.Resampling.BICUBIC
+    """Up to 64 pixels an image is enlarged with visible pixels."""
+    return Image.Resampling.NEAREST if longer <= 64 else Image.Resampling.BICUBIC
 
 
 def line_width(canvas: Image.Image) -> int:
@@ -32,19 +40,6 @@ def line_width(canvas: Image.Image) -> int:
 
 def blend(pixels: np.ndarray, over: np.ndarray | Colour, opacity: float) -> np.ndarray:
     return np.rint((1 - opacity) * pixels.astype(np.float32) + opacity * np.asarray(over, np.float32)).astype(np.uint8)
-
-
-def dashed_rectangle(image: Image.Image, box: tuple[int, int, int, int], width: int) -> None:
-    """White dashes on a black line, visible on any background; right and bottom are inside of the box."""
-    pen = ImageDraw.Draw(image)
-    left, top, right, bottom = box
-    pen.rectangle(box, outline=BLACK, width=width)
-    dash = 4 * width
-    rows, columns = (top, max(bottom - width + 1, top)), (left, max(right - width + 1, left))
-    dashes = [(x, y, dash, width) for x in range(left, right + 1, 2 * dash) for y in rows]
-    dashes += [(x, y, width, dash) for y in range(top, bottom + 1, 2 * dash) for x in columns]
-    for x, y, across, down in dashes:
-        pen.rectangle((x, y, min(x + across - 1, right), min(y + down - 1, bottom)), fill=WHITE)
 
 
 def array(values: Any) -> np.ndarray:

@@ -11,10 +11,8 @@ Colour = tuple[int, int, int]
 
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 CHOSEN, CANDIDATES = 256, 2048  # colours that are chosen to differ, and their candidates
-GOLDEN = (5**0.5 - 1) / 2  # steps of this share of the colour circle never repeat, and spread evenly
 SHADES = ((0.85, 0.9), (0.5, 1.0), (0.8, 0.7), (0.45, 0.8), (0.3, 1.0))  # saturation and value
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-DAYLIGHT = np.array([0.95047, 1.0, 1.08883])  # the white of sRGB, D65
 
 
 def colour(index: int) -> Colour:
@@ -29,15 +27,14 @@ def ink(ground: Colour) -> Colour:
     return max(BLACK, WHITE, key=lambda text: contrast(text, ground))
 
 
-def contrast(one: Colour, other: Colour) -> float:
-    """As WCAG defines it, 1 to 21."""
+def contrast(one: Colour, other: Colour) -> float:  # as WCAG defines it, 1 to 21
     dark, light = sorted(float(TO_XYZ[1] @ _linear(np.array(rgb))) for rgb in (one, other))
     return (light + 0.05) / (dark + 0.05)
 
 
 def lab(colours: np.ndarray) -> np.ndarray:
     """RGB (N, 3) of 0 to 255 -> CIE L*a*b* (N, 3), where distance is perceived difference."""
-    xyz = _linear(colours) @ TO_XYZ.T / DAYLIGHT
+    xyz = _linear(colours) @ TO_XYZ.T / (0.95047, 1.0, 1.08883)  # the white of sRGB, D65
     x, y, z = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116).T
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
 
@@ -59,7 +56,8 @@ def _chosen() -> tuple[Colour, ...]:
 def _golden(index: int) -> Colour:
     saturation, value = SHADES[index % len(SHADES)]
     value -= 0.03 * (index // CHOSEN % 8)  # else rounding to bytes repeats hues after some hundreds
-    red, green, blue = colorsys.hsv_to_rgb(index * GOLDEN % 1, saturation, value)
+    hue = index * (5**0.5 - 1) / 2 % 1  # golden steps never repeat, and spread evenly
+    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 

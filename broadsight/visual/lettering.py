@@ -9,7 +9,6 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from .canvas import dashed_rectangle
 from .colours import WHITE, Colour, ink
 
 # Tried in turn for letters that Pillow's own font, None, lacks: nearly all beyond English.
@@ -17,26 +16,23 @@ FONTS = (None, "DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular
 FONTS += ("wqy-microhei.ttc", "Arial Unicode.ttf", "PingFang.ttc", "segoeui.ttf", "msyh.ttc", "malgun.ttf")
 PAPER, TEXT, MUTED, EDGE = WHITE, (27, 31, 36), (89, 98, 108), (223, 227, 231)  # the light theme of the reports
 MOST = 20  # lines of a legend
-SMALLEST = 12  # pixels of a letter
 WIDEST = 18  # letters' heights that a label or a line of a legend may be wide
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-Rectangle = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a legend: a name, its amount, and the colours that share its swatch, or a dashed outline as swatch."""
+    """A line of a legend: a name, its amount, and the colours that share its swatch."""
 
     name: str
     amount: str
     colours: tuple[Colour, ...]
-    dashed: bool = False
 
 
 def letter_size(image: Image.Image) -> int:
-    """A fortieth of the image's side, so that words look alike on small and large images."""
-    return max(SMALLEST, round((image.width * image.height) ** 0.5 / 40))
+    """A fortieth of the image's side, so that words look alike on small and large images, but 12 pixels at least."""
+    return max(12, round((image.width * image.height) ** 0.5 / 40))
 
 
 def fitting(text: str, size: int, width: float, ending: str = "") -> tuple[str, Font]:
@@ -59,12 +55,8 @@ def draw_labels(
     colours: Sequence[Colour],
     brief: bool = False,
 ) -> None:
-    """Draw chips with a name and an amount at boxes, the most important first.
-
-    Args:
-        boxes: First column and row, last column and row.
-        brief: Whether a box that is narrower than its chip gets only the amount.
-    """
+    """Chips with a name and an amount at boxes (first column and row, last column and row), the most important first;
+    if `brief`, a box that is narrower than its chip gets only the amount."""
     size = letter_size(canvas)
     room = min(canvas.width - 2 * (size // 3), WIDEST * size)
     fitted = []
@@ -75,18 +67,17 @@ def draw_labels(
         fitted.append((text, font))
     sizes = [chip_size(text, font, size) for text, font in fitted]
     places = place_chips([(x1, y1, x2 + 1, y2 + 1) for x1, y1, x2, y2 in boxes], sizes, canvas.size).tolist()
-    for i in range(len(boxes) - 1, -1, -1):
+    for i in reversed(range(len(boxes))):
         (text, font), (width, height) = fitted[i], sizes[i]
         if text and width <= canvas.width and height <= canvas.height:
-            draw_chip(canvas, (places[i][0], places[i][1]), text, font, size, colours[i])
+            draw_chip(canvas, places[i], text, font, size, colours[i])
 
 
-def place_chips(boxes: Sequence[Rectangle], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> np.ndarray:
-    """Left and top, (N, 2), of the chips of boxes, the most important first.
-
-    A chip is above its box if there is room, else along its edges or in rows near it, where it covers least of those
-    before it; it is always inside the image.
-    """
+def place_chips(
+    boxes: Sequence[Sequence[float]], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]
+) -> np.ndarray:
+    """Left and top, (N, 2), of the chips of boxes, the most important first: above a box if there is room, else along
+    its edges or in rows near it, where it covers least of those before it, and always inside the image."""
     placed = np.zeros((len(boxes), 4))
     for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
         tops = [y1 - height, y1, y2 - height, y2]
@@ -108,8 +99,7 @@ def chip_size(text: str, font: Font, size: int) -> tuple[int, int]:
     return int(np.ceil(font.getlength(text))) + 2 * (size // 3), round(1.4 * size)
 
 
-def draw_chip(image: Image.Image, place: tuple[int, int], text: str, font: Font, size: int, ground: Colour) -> None:
-    """Draw text on a ground of its own, of `chip_size`."""
+def draw_chip(image: Image.Image, place: Sequence[int], text: str, font: Font, size: int, ground: Colour) -> None:
     (left, top), (width, height) = place, chip_size(text, font, size)
     pen = ImageDraw.Draw(image)
     pen.rounded_rectangle((left, top, left + width - 1, top + height - 1), size // 5, fill=ground)
@@ -117,17 +107,12 @@ def draw_chip(image: Image.Image, place: tuple[int, int], text: str, font: Font,
 
 
 def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> Image.Image:
-    """The image with a strip that lists the entries, below it, or to the right of a tall one.
-
-    Args:
-        nothing: Text of the strip without entries.
-    """
+    """The image with a strip that lists the entries, or says `nothing`, below it, or to the right of a tall one."""
     size = letter_size(image)
     margin, row, swatch = size, round(1.7 * size), round(1.1 * size)
     lines = list(entries[:MOST]) or [Entry(nothing, "", ())]
     if len(entries) > MOST:
         lines.append(Entry(f"… {len(entries) - MOST:,} more", "", ()))
-
     beside = image.height > 1.2 * image.width
     most = max(round(0.6 * image.height), 8 * size) if beside else image.width - 2 * margin
     most = min(most, (WIDEST + 4) * size)
@@ -143,11 +128,10 @@ def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> I
     whole = (image.width + across, max(image.height, down)) if beside else (image.width, image.height + down)
     canvas = Image.new("RGB", whole, PAPER)
     canvas.paste(image)
-    corner = (image.width, 0) if beside else (0, image.height)
+    left, top = (image.width, 0) if beside else (0, image.height)
     for i, line in enumerate(lines):
-        x = corner[0] + margin + i // rows * (column + margin)
-        y = corner[1] + margin // 2 + i % rows * row
-        _draw_entry(canvas, (x, y), line, size, column)
+        place = left + margin + i // rows * (column + margin), top + margin // 2 + i % rows * row
+        _draw_entry(canvas, place, line, size, column)
     return canvas
 
 
@@ -155,16 +139,15 @@ def side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
     """Images in a row under their titles, such as truth and prediction. torchvision's make_grid wants equal sizes."""
     if not images:
         raise ValueError("no images to put side by side; expected at least one, by its title")
-    size = max(letter_size(image) for image in images.values())
-    gap, head = size, 2 * size
-    width = sum(image.width for image in images.values()) + gap * (len(images) - 1)
-    canvas = Image.new("RGB", (width, head + max(image.height for image in images.values())), PAPER)
+    size = max(map(letter_size, images.values()))  # also of the gap
+    widths, heights = zip(*(image.size for image in images.values()), strict=True)
+    canvas = Image.new("RGB", (sum(widths) + size * (len(images) - 1), 2 * size + max(heights)), PAPER)
     pen, x = ImageDraw.Draw(canvas), 0
     for title, image in images.items():
         text, font = fitting(title, round(1.2 * size), image.width)
         pen.text((x, 1.4 * size), text, fill=TEXT, font=font, anchor="ls")
-        canvas.paste(image.convert("RGB"), (x, head))
-        x += image.width + gap
+        canvas.paste(image.convert("RGB"), (x, 2 * size))
+        x += image.width + size
     return canvas
 
 
@@ -172,14 +155,12 @@ def _draw_entry(canvas: Image.Image, place: tuple[int, int], entry: Entry, size:
     (x, y), side, count = place, round(1.1 * size), len(entry.colours)
     pen, top = ImageDraw.Draw(canvas), y + round(0.3 * size)
     swatch = x, top, x + side - 1, top + side - 1
-    if entry.dashed:
-        dashed_rectangle(canvas, swatch, max(1, size // 8))
-    elif entry.colours:
+    if entry.colours:
         for i, part in enumerate(entry.colours):
             left, right = x + side * i // count, x + side * (i + 1) // count - 1
             pen.rectangle((left, top, max(left, right), swatch[3]), fill=part)
         pen.rectangle(swatch, outline=EDGE)
-    start, base = x + side + size // 2 if entry.colours or entry.dashed else x, y + round(1.2 * size)
+    start, base = x + side + size // 2 if entry.colours else x, y + round(1.2 * size)
     amount, amount_font = _font(entry.amount, size)
     room = x + width - start - (_length(f"  {amount}", size) if amount else 0)
     name, font = fitting(entry.name, size, room)

@@ -1,7 +1,6 @@
 """Predictions of dense models drawn on images: boxes, masks, skeletons and maps of classes, each with a legend.
 
-Not with torchvision's draw_* functions: they paint overlapping masks black and all limbs white, and let labels cover
-each other and leave the image.
+Not by torchvision, which paints overlapping masks black and all limbs white, and lets labels leave the image.
 """
 
 from collections import Counter
@@ -11,17 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 
-from .canvas import array, blend, by, class_name, dashed_rectangle, enlarged, line_width, resampling
-from .class_maps import draw_semantic as draw_semantic
-from .class_maps import palette_png as palette_png
-from .colours import Colour, colour, ink
-from .lettering import Entry, draw_labels, with_legend
+from .canvas import array, blend, by, class_name, enlarged, line_width, resampling
+from .colours import WHITE, Colour, colour, ink
+from .lettering import MOST, WIDEST, Entry, chip_size, draw_labels, fitting, letter_size, with_legend
 from .lettering import side_by_side as side_by_side
 
-MASK_OPACITY = 0.45
-CROWD = 12  # with more objects, boxes narrower than their label show only the score: names are in the legend
+IGNORED = 255  # what masks hold, by convention, where no class is
 FINER = 4  # skeletons are drawn larger by this and then reduced, so that slanted lines are smooth
 COLUMNS = ("boxes", "labels", "scores", "masks", "keypoints", "keypoints_scores")
 
@@ -35,21 +32,15 @@ def draw_objects(
     skeleton: Sequence[tuple[int, int]] = (),
     keypoint_threshold: float = 0.3,
     legend: bool = True,
-    ground_truth: Mapping[str, Any] | None = None,
 ) -> Image.Image:
     """Objects on their image, in RGB; a small image is enlarged by a whole factor.
 
     Args:
-        image: Of the size, in pixels, that the prediction is for.
         prediction: As of detectors: boxes (M, 4) x1 y1 x2 y2, labels (M,) from 1, scores (M,) 0 to 1 and optionally
-            masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K). Or a target of
-            `CocoDataset`: without scores, all objects are drawn.
-        class_names: The first is that of label 1.
-        threshold: The lowest score that is drawn.
+            masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K); a target has no scores.
+        threshold, keypoint_threshold: The lowest score that is drawn, and of keypoints_scores, in the model's own unit.
         skeleton: Pairs of keypoints, from 0, that are joined by a limb.
-        keypoint_threshold: The lowest of keypoints_scores that is drawn, in the model's own unit.
         legend: Whether to list the classes and their numbers of objects.
-        ground_truth: A target whose boxes are drawn too, dashed.
     """
     objects = _kept(prediction, threshold, image.size)
     canvas, factor = enlarged(image)
@@ -58,16 +49,12 @@ def draw_objects(
     by_instance = points is not None and len(class_names) == 1  # with one class, colours distinguish the objects
     colours = [colour(int(index)) for index in (np.arange(len(labels)) if by_instance else labels - 1)]
     boxes = [_pixels(box, factor, canvas.size) for box in objects["boxes"]]
-
     worst_first = range(len(labels) - 1, -1, -1)  # the highest score is drawn last, on top
     if "masks" in objects:
         for i in worst_first:
             _draw_mask(canvas, objects["masks"][i], colours[i], width)
     for i in worst_first:
         ImageDraw.Draw(canvas).rectangle(boxes[i], outline=colours[i], width=width)
-    truth = [] if ground_truth is None else _kept({**ground_truth, "scores": None}, threshold, image.size)["boxes"]
-    for box in truth:
-        dashed_rectangle(canvas, _pixels(box, factor, canvas.size), max(1, width // 2))
     if points is not None:
         if max(map(max, skeleton), default=-1) >= points.shape[1]:
             raise ValueError(f"skeleton joins keypoint {max(map(max, skeleton))}; there are {points.shape[1]}, from 0")
@@ -76,18 +63,15 @@ def draw_objects(
             _draw_skeleton(canvas, points[i, :, :2] * factor, seen[i], skeleton, colours[i], width)
     names = [class_name(class_names, int(label) - 1) for label in labels]
     amounts = [""] * len(names) if scores is None else [f"{score:.2f}" for score in scores]
-    draw_labels(canvas, boxes, names, amounts, colours, brief=legend and len(names) > CROWD)
+    # With many objects, boxes narrower than their label show only the score: names are in the legend
+    draw_labels(canvas, boxes, names, amounts, colours, brief=legend and len(names) > 12)
     if not legend:
         return canvas
-
     entries = []
     for label, count in sorted(Counter(labels.tolist()).items(), key=lambda pair: (-pair[1], pair[0])):
         swatch = tuple(colours[:4]) if by_instance else (colour(label - 1),)
         entries.append(Entry(class_name(class_names, label - 1), f"{count:,}", swatch))
     nothing = "nothing found" if scores is None else f"nothing found with a score of {threshold:g} or more"
-    if ground_truth is not None:
-        entries = entries or [Entry(nothing, "", ())]
-        entries.append(Entry("ground truth", f"{len(truth):,}", (), dashed=True))
     return with_legend(canvas, entries, nothing)
 
 
@@ -122,22 +106,20 @@ def _pixels(box: np.ndarray, factor: int, size: tuple[int, int]) -> tuple[int, i
 
 def _draw_mask(canvas: Image.Image, mask: Any, paint: Colour, width: int) -> None:
     """Translucent inside, solid along the inner side of the outline; values above a half are inside."""
-    values = array(mask)
-    values = values.reshape(values.shape[-2:])
+    values = array(mask).reshape(tuple(mask.shape[-2:]))
     if values.shape != (canvas.height, canvas.width):
         small = Image.fromarray(values.astype(np.float32))
         values = np.asarray(small.resize(canvas.size, resampling(max(small.size))))
     whole = values > 0.5
-    box = Image.fromarray(whole).getbbox()
-    if box is None:
+    if not whole.any():
         return
-    left, top, right, bottom = _padded(box, width, canvas)
+    left, top, right, bottom = _padded(Image.fromarray(whole).getbbox(), width, canvas)
     inside = whole[top:bottom, left:right]
     reach = width // 2
     near = F.max_pool2d(torch.from_numpy(~inside).float()[None], (1, 2 * reach + 1), 1, (0, reach))
     near = F.max_pool2d(near, (2 * reach + 1, 1), 1, (reach, 0))[0].numpy() > 0  # to the outside; not to the frame
     pixels = np.array(canvas.crop((left, top, right, bottom)))
-    pixels[inside] = blend(pixels[inside], paint, MASK_OPACITY)
+    pixels[inside] = blend(pixels[inside], paint, 0.45)
     pixels[inside & near] = paint
     canvas.paste(Image.fromarray(pixels), (left, top))
 
@@ -168,12 +150,107 @@ def _draw_skeleton(
         canvas.paste(filling, (left, top), layer.resize(size, Image.Resampling.BOX))
 
 
-def _padded(box: Sequence[float], margin: int, canvas: Image.Image) -> tuple[int, int, int, int]:
-    """A box (left, top, right, bottom) with a margin, as far as it is on the canvas."""
+def _padded(box: Any, margin: int, canvas: Image.Image) -> tuple[int, int, int, int]:
     left, top, right, bottom = map(int, box)
-    return (
-        max(0, left - margin),
-        max(0, top - margin),
-        min(canvas.width, right + margin),
-        min(canvas.height, bottom + margin),
-    )
+    after = min(canvas.width, right + margin), min(canvas.height, bottom + margin)
+    return max(0, left - margin), max(0, top - margin), *after
+
+
+def draw_semantic(
+    image: Image.Image,
+    classes: ArrayLike | torch.Tensor,
+    class_names: Sequence[str],
+    *,
+    opacity: float = 0.55,
+    labels: bool = True,
+    legend: bool = True,
+) -> Image.Image:
+    """A map of classes (H, W) over its image, in RGB, which is left as it is where they are 255, for no class; a small
+    image is enlarged by a whole factor. Labels are names on regions that have room for them; the legend lists the
+    classes that occur, the largest first, with their share of all pixels."""
+    indices = _indices(classes)
+    if indices.shape != (image.height, image.width):
+        what = f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}"
+        raise ValueError(f"{what}; expected a class for each pixel")
+    valid = indices[indices != IGNORED]
+    if (valid < 0).any():
+        raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or {IGNORED} for no class")
+    present = np.bincount(valid)  # pixels by class
+    here = sorted(np.flatnonzero(present).tolist(), key=lambda index: (-present[index], index))
+    canvas, factor = enlarged(image)
+    shown = indices.repeat(factor, 0).repeat(factor, 1)
+    table = np.zeros((max(len(present), 1), 3), np.uint8)
+    table[here] = np.array([colour(index) for index in here], np.uint8).reshape(-1, 3)
+    pixels = np.array(canvas)
+    border = np.zeros(shown.shape, bool)  # pixels with another class a little to the right or below
+    for step in range(1, max(1, line_width(canvas) // 2) + 1):
+        border[:, :-step] |= shown[:, :-step] != shown[:, step:]
+        border[:-step] |= shown[:-step] != shown[step:]
+    for top in range(0, len(pixels), 256):  # in strips: a large image in floating point would fill the memory
+        rows = slice(top, top + 256)
+        known = shown[rows] != IGNORED
+        painted = blend(pixels[rows], np.take(table, np.where(known, shown[rows], 0), axis=0), opacity)
+        painted[border[rows]] = WHITE
+        painted[~known] = pixels[rows][~known]
+        pixels[rows] = painted
+    canvas = Image.fromarray(pixels)
+    if labels:
+        _name_regions(canvas, shown, here[:MOST], class_names)
+    if not legend:
+        return canvas
+    entries = []
+    for index in here:
+        share = 100 * present[index] / indices.size
+        amount = f"{share:.1f} %" if share >= 0.05 else "< 0.1 %"
+        entries.append(Entry(class_name(class_names, index), amount, (colour(index),)))
+    return with_legend(canvas, entries, "nothing found")
+
+
+def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
+    """Classes (H, W) as an image of mode P, whose values are the classes; 255, which means no class, is white."""
+    indices = _indices(classes)
+    if indices.size and not 0 <= indices.min() <= indices.max() <= 255:
+        what = f"classes go from {indices.min()} to {indices.max()}"
+        raise ValueError(f"{what}; a palette has 0 to 255, save more as 16-bit grey PNG")
+    image = Image.frombytes("P", indices.shape[::-1], indices.astype(np.uint8).tobytes())
+    image.putpalette([part for i in range(256) for part in (WHITE if i == IGNORED else colour(i))])
+    return image
+
+
+def _indices(classes: ArrayLike | torch.Tensor) -> np.ndarray:
+    indices = array(classes)
+    if indices.ndim != 2 or indices.dtype.kind not in "iub":
+        what = f"classes have shape {indices.shape} and type {indices.dtype}"
+        raise ValueError(f"{what}; expected (H, W) of whole numbers, logits.argmax(1)[0] for instance")
+    return indices.astype(np.int64)
+
+
+def _name_regions(canvas: Image.Image, shown: np.ndarray, here: Sequence[int], class_names: Sequence[str]) -> None:
+    """A chip in the middle of each class that is high enough for one."""
+    size = letter_size(canvas)
+    step = -(-max(shown.shape) // 96)  # the middle is found on a coarse map
+    coarse = shown[step // 2 :: step, step // 2 :: step]
+    boxes, names, colours = [], [], []
+    for index in here:
+        x, y, radius = (step * value for value in _middle(coarse == index))
+        name = class_name(class_names, index)
+        width, height = chip_size(*fitting(name, size, WIDEST * size), size)
+        if 2 * radius > height:
+            left, bottom = round(x - width / 2), round(y + height / 2)
+            boxes.append((left, bottom, left + width - 1, bottom))
+            names.append(name)
+            colours.append(colour(index))
+    draw_labels(canvas, boxes, names, [""] * len(names), colours)
+
+
+def _middle(region: np.ndarray) -> tuple[float, float, int]:
+    """The place x, y in a region (H, W) that is farthest from its outline, and its distance from that."""
+    radius, core, inner = -1, region, region
+    while inner.any():
+        radius, core, inner = radius + 1, inner, np.pad(inner, 1)
+        inner = core & inner[:-2, 1:-1] & inner[2:, 1:-1] & inner[1:-1, :-2] & inner[1:-1, 2:]
+    if radius < 0:
+        return 0.0, 0.0, 0
+    places = np.argwhere(core) + 0.5
+    y, x = places[abs(places - places.mean(0)).sum(1).argmin()]
+    return float(x), float(y), radius

@@ -37,7 +37,7 @@ def _console() -> "Console":
 
 
 def printable_lines(text: str) -> str:
-    """Text for a terminal with its line breaks, and without anything else that is no letter."""
+    """Text with its line breaks, and without anything else that is no letter."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -59,7 +59,6 @@ def print_json(record: Any, path: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the user, on stderr."""
     print(f"note: {printable(text)}", file=sys.stderr)
 
 
@@ -70,20 +69,12 @@ def progress_bar() -> Generator[Progress, None, None]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured
-    bar = parts.Progress(
-        parts.BarColumn(),
-        parts.MofNCompleteColumn(),
-        parts.TimeElapsedColumn(),
-        parts.TimeRemainingColumn(),
-        parts.TextColumn("{task.description}", markup=False),
-        console=console,
-        transient=True,
-        auto_refresh=False,
-        disable=not console.is_terminal,
-        redirect_stdout=False,  # what is printed there goes on to whoever reads it
-    )
-    with bar:
+    columns = parts.BarColumn(), parts.MofNCompleteColumn(), parts.TimeElapsedColumn(), parts.TimeRemainingColumn()
+    doing_what = parts.TextColumn("{task.description}", markup=False)
+    # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured; what is
+    # printed to stdout goes on to whoever reads it
+    options: Any = dict(transient=True, auto_refresh=False, redirect_stdout=False, disable=not console.is_terminal)
+    with parts.Progress(*columns, doing_what, console=console, **options) as bar:
         task = bar.add_task("")
 
         def update(done: int, total: int | None, doing: str) -> None:

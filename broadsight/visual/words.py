@@ -26,7 +26,6 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def percent(value: Any) -> str:
-    """Format a percentage, 0 to 100, to one decimal."""
     return f"{value:.1f}{SPACE}%" if known(value) else NOTHING
 
 
@@ -41,13 +40,11 @@ def amount(value: Any) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Format a time in milliseconds to three digits."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} ms"
 
 
 def coordinate(value: float) -> str:
-    """Format a coordinate of a drawing to a tenth of a pixel."""
-    return f"{round(value, 1):g}"
+    return f"{round(value, 1):g}"  # pixels of a drawing
 
 
 def sentence(text: object) -> str:

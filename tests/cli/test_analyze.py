@@ -183,7 +183,7 @@ def test_an_interrupt_leaves_nothing_half_written(call, runs, images, monkeypatc
 
 
 def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
-    from broadsight.dense.registry import make_dense_model
+    from broadsight.dense.build import make_dense_model
     from tests.training.dense_runs import SMALL_HEADS
 
     arguments = dict(head="retinanet", backbone="test_resnet", head_args=SMALL_HEADS["retinanet"])

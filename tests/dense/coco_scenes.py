@@ -56,11 +56,11 @@ def entries(kind: str, image_id: Any, found: dict[str, Tensor], category_ids=CAT
     return rows
 
 
-def rectangle(box: Tensor, height: int, width: int) -> Tensor:
-    x1, y1, x2, y2 = box.round().int().tolist()
-    mask = torch.zeros(height, width)
-    mask[max(y1, 0) : y2, max(x1, 0) : x2] = 1
-    return mask
+def rectangles(boxes: Tensor, height: int, width: int) -> Tensor:
+    masks = torch.zeros(len(boxes), height, width)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.round().int().tolist(), strict=True):
+        mask[max(y1, 0) : y2, max(x1, 0) : x2] = 1
+    return masks
 
 
 def boxes_of_all_areas(count: int, height: int, width: int) -> Tensor:
@@ -74,7 +74,7 @@ def scene(number: int, points: int) -> tuple[tuple[int, int], dict[str, Tensor],
     height, width = random.choice([(200, 240), (240, 160)])
     count = 0 if number % 5 == 0 else random.randint(1, 7)
     boxes = boxes_of_all_areas(count, height, width)
-    masks = torch.stack([torch.zeros(height, width), *(rectangle(box, height, width) for box in boxes)])[1:]
+    masks = rectangles(boxes, height, width)
     spot = torch.rand(count, points, 2) * (boxes[:, None, 2:] - boxes[:, None, :2]) + boxes[:, None, :2]
     visible = torch.randint(0, 3, (count, points, 1)) * (torch.rand(count, 1, 1) > 0.2)  # some are not labelled at all
     there = dict(
@@ -99,7 +99,7 @@ def scene(number: int, points: int) -> tuple[tuple[int, int], dict[str, Tensor],
         boxes=found_boxes,
         labels=found_labels,
         scores=(torch.rand(len(found_boxes)) * 20).round() / 20,  # many are equal
-        masks=torch.stack([rectangle(box, height, width) for box in found_boxes])[:, None] * 0.9,
+        masks=rectangles(found_boxes, height, width)[:, None] * 0.9,
         keypoints=torch.cat([torch.cat([near, anywhere]), torch.ones(len(found_boxes), points, 1)], -1),
     )
     if number % 7 == 0:
@@ -115,19 +115,13 @@ def as_file(scenes: list[tuple]) -> dict:
             left, top, right, bottom = there["boxes"][i].round().tolist()
             outline = [[left, top, right, top, right, bottom, left, bottom]]
             runs = coco_mask.encode(np.asfortranarray(there["masks"][i].numpy()))
-            annotations.append(
-                dict(
-                    id=len(annotations) + 1,
-                    image_id=image_id,
-                    category_id=CATEGORY_IDS[there["labels"][i].item()],
-                    bbox=[x1, y1, x2 - x1, y2 - y1],
-                    area=there["area"][i].item(),
-                    iscrowd=there["iscrowd"][i].item(),
-                    segmentation=runs if there["iscrowd"][i] or i % 2 else outline,
-                    keypoints=there["keypoints"][i].flatten().tolist(),
-                    num_keypoints=int((there["keypoints"][i, :, 2] > 0).sum()),
-                )
-            )
+            row: dict[str, Any] = dict(id=len(annotations) + 1, image_id=image_id, bbox=[x1, y1, x2 - x1, y2 - y1])
+            row |= {key: there[key][i].item() for key in ("area", "iscrowd")}
+            row |= dict(category_id=CATEGORY_IDS[there["labels"][i].item()])
+            row |= dict(segmentation=runs if there["iscrowd"][i] or i % 2 else outline)
+            points = there["keypoints"][i]
+            row |= dict(keypoints=points.flatten().tolist(), num_keypoints=int((points[:, 2] > 0).sum()))
+            annotations.append(row)
     images = [dict(id=image_id, height=size[0], width=size[1]) for image_id, (size, _, _) in scenes]
     categories = [dict(id=id, name=name) for id, name in zip(CATEGORY_IDS.values(), NAMES, strict=True)]
     return dict(images=images, annotations=annotations, categories=categories)

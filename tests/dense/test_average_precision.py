@@ -1,5 +1,6 @@
-"""AP of boxes, masks and keypoints: COCO's own tools say the same of random predictions and of real annotations."""
+"""AP of boxes, masks and keypoints, and result files: COCO's own tools say the same of random and real annotations."""
 
+import copy
 import json
 import math
 import pickle
@@ -14,12 +15,14 @@ import torch
 
 from broadsight.data.sources.coco import CocoDataset
 from broadsight.dense import average_precision
-from broadsight.dense.average_precision import AveragePrecision, first_of_each, group
+from broadsight.dense.average_precision import AveragePrecision, first_of_each, group, to_results, write_results
+from tests.refusals import refused
 
 pytest.importorskip("pycocotools", reason="the extra `det` is not installed")
 pytest.importorskip("faster_coco_eval", reason="the extra `det` is not installed")
 
-from tests.refusals import refused
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from .coco_scenes import CATEGORY_IDS, EVALUATED, NAMES, as_file, by_name, entries, pycoco, scene
 
@@ -41,23 +44,16 @@ def collect(scenes: list[tuple], kinds=("box", "mask", "keypoint")) -> AveragePr
     return metric
 
 
-@pytest.mark.parametrize("kind", EVALUATED)
-def test_figures__are_those_of_pycocotools(scenes, kind):
+@pytest.mark.parametrize(("kind", "sigmas"), [*((kind, None) for kind in EVALUATED), ("keypoint", [0.05] * 5)])
+def test_figures__are_those_of_pycocotools(scenes, kind, sigmas):
+    if sigmas:  # keypoints of another number have equal tolerances
+        scenes = [(number, scene(number, 5)) for number in range(12)]
     results = [entry for image_id, (_, found, _) in scenes for entry in entries(kind, image_id, found)]
-    theirs = by_name(kind, pycoco(kind, as_file(scenes), results))
+    theirs = by_name(kind, pycoco(kind, as_file(scenes), results, sigmas))
     ours = collect(scenes, [kind]).compute()
     assert list(ours) == list(theirs)
     assert ours == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
-    assert 5 < ours[f"{kind}_ap"] < 95  # neither nothing nor everything is found
-
-
-def test_keypoints__of_another_number_have_equal_tolerances():
-    scenes = [(number, scene(number, 5)) for number in range(12)]
-    results = [entry for image_id, (_, found, _) in scenes for entry in entries("keypoint", image_id, found)]
-    theirs = by_name("keypoint", pycoco("keypoint", as_file(scenes), results, [0.05] * 5))
-    ours = collect(scenes, ["keypoint"]).compute()
-    assert ours == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
-    assert ours["keypoint_ap"] > 1
+    assert (1 if sigmas else 5) < ours[f"{kind}_ap"] < 95  # neither nothing nor everything is found
 
 
 def test_keypoints__of_different_numbers_are_refused():
@@ -68,14 +64,10 @@ def test_keypoints__of_different_numbers_are_refused():
     refused(r"objects have \[3, 4\] keypoints; expected the same number everywhere", metric.compute)
 
 
-@pytest.mark.parametrize("kind", EVALUATED)
-def test_classes__compared_apart_give_the_same(scenes, kind, monkeypatch):
-    expected = collect(scenes, [kind]).compute()
+def test_classes__compared_apart_give_the_same(scenes, monkeypatch):
+    expected = collect(scenes).compute()
     monkeypatch.setattr(average_precision, "AT_ONCE", 60)
-    assert collect(scenes, [kind]).compute() == pytest.approx(expected, abs=1e-9, rel=0, nan_ok=True)
-
-
-def test_group__by_hand():
+    assert collect(scenes).compute() == pytest.approx(expected, abs=1e-9, rel=0, nan_ok=True)
     numbers = np.array([0, 5, 5, 1, 20, 0, 3])
     assert group([1, 2, 3, 4, 5, 6], numbers, 10) == [[1, 2], [3], [4], [5, 6]]
     assert group([1, 2], numbers, 100) == [[1, 2]]
@@ -87,9 +79,8 @@ def test_per_class__is_pycocotools_table_of_a_class(scenes):
     rows = collect(scenes).per_class()
     assert [row["name"] for row in rows] == list(NAMES)
     for place, row in enumerate(rows[:3]):
-        assert row["box_ap"] == pytest.approx(100 * precision[:, :, place, 0, -1].mean(), abs=1e-6)
-        assert row["box_ap50"] == pytest.approx(100 * precision[0, :, place, 0, -1].mean(), abs=1e-6)
-        assert row["box_ap75"] == pytest.approx(100 * precision[5, :, place, 0, -1].mean(), abs=1e-6)
+        for name, ious in (("ap", slice(None)), ("ap50", 0), ("ap75", 5)):
+            assert row[f"box_{name}"] == pytest.approx(100 * precision[ious, :, place, 0, -1].mean(), abs=1e-6)
         kept = [(there["labels"] == place + 1) & (there["iscrowd"] == 0) for _, (_, _, there) in scenes]
         assert row["objects"] == sum(int(one.sum()) for one in kept) > 0
     assert rows[3]["objects"] == 0
@@ -112,11 +103,10 @@ def test_merge__same_image_seen_differently__all_keep_the_same(scenes):
     other = (image_id, (size, found | {"scores": found["scores"].flip(0)}, there))
     first, second = collect([scenes[1]]), collect([other])
     states = first.state(), second.state()
-    first.merge([states[1]])
-    second.merge([states[0]])
+    first.merge(states)
+    second.merge(states)
     kept = [metric.state()[0][1]["found"]["scores"].tolist() for metric in (first, second)]
-    assert kept[0] == kept[1]
-    assert kept[0] in (found["scores"].tolist(), found["scores"].flip(0).tolist())
+    assert kept[0] == kept[1] in (found["scores"].tolist(), found["scores"].flip(0).tolist())
 
 
 def one(box=(10.0, 10.0, 50.0, 50.0), label=1, score=0.9, **more) -> tuple[dict, dict]:
@@ -135,7 +125,6 @@ def test_compute__by_hand():
     assert figures["box_ap"] == figures["box_ap50"] == pytest.approx(100 * 51 / 101)
     assert figures["box_ar1"] == figures["box_ar100"] == figures["box_ar_medium"] == 50
     assert math.isnan(figures["box_ap_small"]) and math.isnan(figures["box_ar_large"])
-
     metric.update("b", (100, 100), found, there)  # it comes again, and is found
     assert metric.compute()["box_ap"] == pytest.approx(100)
     metric.reset()
@@ -157,26 +146,23 @@ def test_coverage__classes_that_have_objects_that_count():
     metric.update("b", (100, 100), found, there)
     assert metric.coverage() == (2, 3) and metric.compute()["box_ap"] == pytest.approx(50)
     assert [row["objects"] for row in metric.per_class()] == [1, 1, 0]
-
-
-def test_coverage__keypoints_that_nobody_has_labelled_do_not_count():
-    metric = AveragePrecision(["keypoint"], {1: 1}, ["thing"])
+    metric = AveragePrecision(["keypoint"], {1: 1}, ["thing"])  # that nobody has labelled
     found, there = one(keypoints=torch.zeros(1, 3, 3))
     metric.update("a", (100, 100), found | {"keypoints": torch.ones(1, 3, 3)}, there)
     assert metric.coverage() == (0, 1) and math.isnan(metric.compute()["keypoint_ap"])
 
 
-def test_area__without_one_it_is_the_mask_s_or_the_box_s():
+@pytest.mark.parametrize(
+    ("kinds", "size", "other"), [(["box"], "medium", "small"), (["box", "mask"], "small", "medium")]
+)
+def test_area__without_one_it_is_the_mask_s_or_the_box_s(kinds, size, other):
     mask = torch.zeros(1, 100, 100, dtype=torch.uint8)
     mask[0, 10:30, 10:30] = 1  # 400 pixels in a box of 1600
     found, there = one(masks=mask)
-    found["masks"] = mask[:, None].float()
-    for kinds, size in ((["box"], "medium"), (["box", "mask"], "small")):
-        metric = AveragePrecision(kinds, {1: 1}, ["thing"])
-        metric.update(1, (100, 100), found, there)
-        figures = metric.compute()
-        assert figures[f"box_ar_{size}"] == 100
-        assert math.isnan(figures["box_ar_small" if size == "medium" else "box_ar_medium"])
+    metric = AveragePrecision(kinds, {1: 1}, ["thing"])
+    metric.update(1, (100, 100), found | {"masks": mask[:, None].float()}, there)
+    figures = metric.compute()
+    assert figures[f"box_ar_{size}"] == 100 and math.isnan(figures[f"box_ar_{other}"])
 
 
 def test_image_ids__order_of_numbers_and_of_names_decides_ties():
@@ -190,17 +176,14 @@ def test_image_ids__order_of_numbers_and_of_names_decides_ties():
 
 
 def test_first_of_each__by_hand():
-    labels = np.array([1, 2, 1, 1, 2, 1])
-    scores = np.array([0.1, 0.5, 0.7, 0.7, 0.6, 0.7])
-    assert first_of_each(labels, scores, 2).tolist() == [1, 2, 3, 4]
-    assert first_of_each(labels, scores, 1).tolist() == [2, 4]
-    assert first_of_each(labels, scores, 6).tolist() == [0, 1, 2, 3, 4, 5]
+    labels, scores = np.array([1, 2, 1, 1, 2, 1]), np.array([0.1, 0.5, 0.7, 0.7, 0.6, 0.7])
+    kept = {most: first_of_each(labels, scores, most).tolist() for most in (1, 2, 6)}
+    assert kept == {1: [2, 4], 2: [1, 2, 3, 4], 6: [0, 1, 2, 3, 4, 5]}
 
 
 def test_state__holds_runs_not_masks():
-    masks = torch.zeros(50, 1, 400, 400)
+    masks, boxes = torch.zeros(50, 1, 400, 400), torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1)
     masks[:, :, 100:300, 100:300] = 1
-    boxes = torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1)
     found = dict(boxes=boxes, labels=torch.ones(50, dtype=torch.int64), scores=torch.rand(50), masks=masks)
     metric = AveragePrecision(["box", "mask"], {1: 1}, ["thing"])
     metric.update(1, (400, 400), found, dict(found, masks=masks[:, 0].byte()))
@@ -222,14 +205,11 @@ def test_update__errors_name_the_image(change, words):
     refused(words, AveragePrecision(["mask"], CATEGORY_IDS, NAMES).update, 7, (100, 100), found, there)
 
 
-def test_constructor__refuses_what_cannot_be_meant(monkeypatch):
-    refused("expected a list of some of box, mask, keypoint", AveragePrecision, ["boxes"], CATEGORY_IDS, NAMES)
-    refused("3 class names but 4 labels", AveragePrecision, ["box"], CATEGORY_IDS, NAMES[:3])
-    for package in ("faster_coco_eval", "pycocotools"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, package, None)
-            with pytest.raises(ImportError, match=r'run: pip install "broadsight\[det\]"'):
-                AveragePrecision(["box"], CATEGORY_IDS, NAMES)
+@pytest.mark.parametrize("package", ["faster_coco_eval", "pycocotools"])
+def test_constructor__says_which_package_is_missing(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    words = r'run: pip install "broadsight\[det\]"'
+    refused(words, AveragePrecision, ["box"], CATEGORY_IDS, NAMES, error=ImportError)
 
 
 def perturbed(data: CocoDataset, kinds: list[str], places: list[int]) -> list[tuple[Any, tuple[int, int], dict, dict]]:
@@ -267,25 +247,84 @@ def perturbed(data: CocoDataset, kinds: list[str], places: list[int]) -> list[tu
 def test_real_annotations__same_as_pycocotools_on_the_file_itself(file, kinds, step):
     if not (DATA / file).exists():
         pytest.skip(f"{file} is not beside the repository")
-    data = CocoDataset(DATA / file, keypoints="keypoint" in kinds)
-    content = json.loads((DATA / file).read_text())
+    data, content = CocoDataset(DATA / file, keypoints="keypoint" in kinds), json.loads((DATA / file).read_text())
     # One that reaches out of its image, which CocoDataset clips for training
     reaching = [item["image_id"] for item in content["annotations"] if item["id"] == 1463315]
     ids = [image["id"] for image in content["images"]]
     places = sorted({*range(0, len(data), step), *(ids.index(image_id) for image_id in reaching)})
     kept = {ids[place] for place in places}
-    content["images"] = [image for image in content["images"] if image["id"] in kept]
-    content["annotations"] = [item for item in content["annotations"] if item["image_id"] in kept]
+    for name, key in (("images", "id"), ("annotations", "image_id")):
+        content[name] = [item for item in content[name] if item[key] in kept]
     if step > 1:
         assert reaching and any(item["iscrowd"] for item in content["annotations"])
-
     seen = perturbed(data, kinds, places)
     metric = AveragePrecision(kinds, data.category_ids, data.classes)
-    for image_id, size, found, there in seen:
-        metric.update(image_id, size, found, there)
+    for one_image in seen:
+        metric.update(*one_image)
     ours = metric.compute()
     for kind in kinds:
         results = [row for image_id, _, found, _ in seen for row in entries(kind, image_id, found, data.category_ids)]
         theirs = by_name(kind, pycoco(kind, content, results))
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs, abs=1e-6, rel=0, nan_ok=True)
         assert 10 < theirs[f"{kind}_ap"] < 95
+
+
+IDS = {1: 3, 2: 90}
+
+
+@pytest.fixture
+def prediction():
+    masks = torch.zeros(2, 1, 4, 5)
+    masks[0, 0, 1:3, 2:4] = 0.9
+    masks[1, 0, :, 0] = 0.6
+    masks[1, 0, :, 1] = 0.5  # not above it
+    return dict(
+        boxes=torch.tensor([[2.0, 1.0, 4.0, 3.0], [0.00012345, 0, 1, 3.98765]]),
+        labels=torch.tensor([2, 1]),
+        scores=torch.tensor([0.75, 0.123456789]),
+        masks=masks,
+        keypoints=torch.tensor([[[2.0, 1, 1], [3.5, 2.25, 1]], [[0, 0, 1], [1, 3, 1]]]),
+    )
+
+
+def test_to_results__by_hand(prediction):
+    first, second = to_results("a", prediction, IDS)
+    assert first == dict(
+        image_id="a",
+        category_id=90,
+        score=0.75,
+        bbox=[2, 1, 2, 2],
+        # down the columns 9 2 2 2 5; from the 4th on less the one before last
+        segmentation=dict(size=[4, 5], counts="92203"),
+        keypoints=[2, 1, 1, 3.5, 2.25, 1],
+    )
+    assert (second["category_id"], second["score"], second["bbox"]) == (3, 0.123457, [0, 0, 1, 3.988])
+    assert second["segmentation"] == dict(size=[4, 5], counts="04`0")  # 0 out, 4 in, 16 out
+    json.dumps([first, second])  # nothing of torch or numpy is left
+
+
+def test_to_results__nothing_found_or_a_label_without_a_category(prediction):
+    assert to_results(1, {key: value[:0] for key, value in prediction.items()}, IDS) == []
+    refused("label 2 has no category; expected labels 1 to 1", to_results, 1, prediction, {1: 3})
+
+
+@pytest.mark.parametrize("name", ["bbox", "segm"])
+def test_file__pycocotools_reads_and_finds_all(prediction, tmp_path, name):
+    path = tmp_path / "results.json"
+    entries = to_results(7, prediction, IDS)
+    write_results(iter(entries), path)
+    assert list(tmp_path.iterdir()) == [path]
+    there = COCO()
+    there.dataset = dict(
+        images=[dict(id=7, height=4, width=5)],
+        categories=[dict(id=3, name="cat"), dict(id=90, name="brush")],
+        annotations=[dict(copy.deepcopy(row), id=i + 1, area=4, iscrowd=0) for i, row in enumerate(entries)],
+    )
+    there.createIndex()
+    run = COCOeval(there, there.loadRes(str(path)), name)
+    run.evaluate()
+    run.accumulate()
+    run.summarize()
+    assert run.stats[0] == pytest.approx(1)
+    refused("JSON compliant", write_results, [dict(score=float("nan"))], path)
+    assert json.loads(path.read_text()) == entries and list(tmp_path.iterdir()) == [path]  # the old file survives

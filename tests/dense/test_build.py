@@ -1,23 +1,16 @@
-"""One function for all dense models."""
+"""One function for all dense models, and one name of timm's."""
 
 import pytest
+import timm
 import torch
 
 from broadsight.dense import HEADS, build, models_for
-from broadsight.dense.build import USUAL
+from broadsight.dense.build import USUAL, make_dense_model
 from broadsight.papers.macs import PRODUCTS, published_macs
 from tests.compare import parameters
 from tests.refusals import refused
 
 TASKS = ("detect", "instances", "keypoints", "segment")
-
-
-@pytest.mark.parametrize("name", [name for name in HEADS if name != "rtdetr"])  # which needs an extra, and is slow
-def test_build__every_model_has_its_task_and_backbone(name):
-    with torch.device("meta"):
-        model = build(name, "test_resnet", 3)
-    assert (model.task, model.num_classes) == (HEADS[name].task, 3)
-    assert model.stages.strides == (4, 8, 16, 32)
 
 
 def test_models_for__the_usual_one_first_and_each_once():
@@ -26,18 +19,9 @@ def test_models_for__the_usual_one_first_and_each_once():
 
 
 def test_build__passes_everything_on():
+    of_stages = dict(neck="map", neck_args=dict(dim=16, tokens=4, heads=2), backbone_args=dict(drop_path_rate=0.25))
     with torch.device("meta"):
-        model = build(
-            "retinanet",
-            "test_resnet",
-            5,
-            neck="map",
-            neck_args=dict(dim=16, tokens=4, heads=2),
-            in_chans=1,
-            backbone_args=dict(drop_path_rate=0.25),
-            width=32,
-            detections_per_img=7,
-        )
+        model = build("retinanet", "test_resnet", 5, in_chans=1, width=32, detections_per_img=7, **of_stages)
     assert model.stages.neck.learned.shape == (1, 4, 16)
     assert (model.stages.in_chans, model.detections_per_img, model.backbone.out_channels) == (1, 7, 32)
     assert any(getattr(module, "drop_prob", 0) for module in model.stages.modules())
@@ -92,3 +76,26 @@ def test_parameters_and_macs__are_those_of_the_papers(name):
 )
 def test_build__refuses(arguments, options, message):
     refused(f"^{message}", build, *arguments, **options)
+
+
+SMALL = dict(head="retinanet", backbone="test_resnet", head_args=dict(width=32, image_size=[64, 96]))
+
+
+def test_dense_model__is_what_timm_makes():
+    model = timm.create_model("dense_model", num_classes=4, **SMALL)
+    assert (model.task, model.num_classes, model.backbone.out_channels) == ("detect", 4, 32)
+    assert "dense_model" in timm.list_models() and model.eval()([torch.rand(3, 50, 70)])[0]["boxes"].shape[1] == 4
+
+
+def test_dense_model__broadcasts_context_and_takes_grey_images():
+    options = dict(backbone_args=dict(in_chans=1), head_args=dict(pyramid_channels=32, channels=16))
+    model = make_dense_model("semantic_fpn", "test_vit", 2, broadcast="scaled", **options)
+    new = model.state_dict().keys() - make_dense_model("semantic_fpn", "test_vit", 2, **options).state_dict().keys()
+    assert new and all(name.startswith("stages.network.") for name in new)
+    assert model.eval()(torch.rand(1, 1, 48, 64)).shape == (1, 2, 48, 64)
+
+
+@pytest.mark.parametrize("given", [{}, dict(head="retinanet"), dict(backbone="test_resnet")])
+def test_dense_model__is_none_by_itself(given):
+    words = "dense_model is no model by itself; give head=, such as 'retinanet'"
+    refused(words, timm.create_model, "dense_model", **given)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.dense.inference import detect_with_flip, resize_factor, segment, slide, window_starts
+from broadsight.dense.inference import Views, detect, resize_factor, segment, slide, window_starts
 from tests.refusals import refused
 
 
@@ -17,7 +17,7 @@ def pointwise(classes: int = 3) -> nn.Module:
     return model.eval()
 
 
-class Record(nn.Module):
+class Columns(nn.Module):
     """Says that every pixel has its column's number, and remembers what it was given."""
 
     def __init__(self):
@@ -32,45 +32,42 @@ class Record(nn.Module):
 
 
 @pytest.mark.parametrize("size", [(20, 31), (7, 40), (5, 6)])
-@pytest.mark.parametrize("options", [dict(), dict(mode="slide"), dict(flip=True), dict(mode="slide", flip=True)])
-def test_segment__pointwise_model__is_the_plain_forward(size, options):
+@pytest.mark.parametrize("views", [Views(flip, slide=slide) for flip in (False, True) for slide in (False, True)])
+def test_segment__pointwise_model__is_the_plain_forward(size, views):
     model, image = pointwise(), torch.randint(0, 5, (3, *size)).float()
-    with torch.no_grad():
-        expected = model(image[None]).softmax(1)[0]
-    found = segment(model, image, crop=(8, 9), stride=(5, 6), **options)
-    assert torch.equal(found, expected)
+    expected = model(image[None]).softmax(1)[0]
+    assert torch.equal(segment(model, image, views), expected)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100])
 def test_slide__counts_by_hand(batch):
-    class Windows(nn.Module):
-        def forward(self, windows: Tensor) -> Tensor:
-            """The window's own column; how far it is that of the image says where the window began."""
-            return torch.arange(windows.shape[-1]).expand(len(windows), 1, *windows.shape[-2:]).float()
-
-    # Windows of 4 over 7 columns by steps of 2 begin at 0, 2 and 3.
-    scores = slide(Windows(), torch.zeros(1, 3, 3, 7), (4, 4), (2, 2), batch)
+    # Windows of 4 over 7 columns by steps of 2 begin at 0, 2 and 3; how far a window's own column is that of the image
+    # says where it began.
+    scores = slide(Columns(), torch.zeros(1, 3, 3, 7), 4, 2, batch)
     columns = [0, 1, (2 + 0) / 2, (3 + 1 + 0) / 3, (2 + 1) / 2, (3 + 2) / 2, 3]
-    assert scores.shape == (1, 1, 3, 7)
-    assert torch.allclose(scores, torch.tensor(columns).expand(1, 1, 3, 7))
+    assert torch.allclose(scores, torch.tensor([[columns] * 3, [[0.0] * 7] * 3]))
 
 
 def test_slide__windows_of_one_size_go_together():
-    model = Record()
-    scores = slide(model, torch.zeros(1, 3, 10, 12), (6, 6), (4, 4), window_batch=4)
-    assert model.given == [(4, 3, 6, 6), (2, 3, 6, 6)]  # 2 x 3 windows
-    assert scores.shape == (1, 2, 10, 12)
-    model = Record()
-    slide(model, torch.zeros(1, 3, 5, 12), (6, 6), (4, 4))
-    assert model.given == [(3, 3, 5, 6)]  # no higher than the image
+    model = Columns()
+    assert slide(model, torch.zeros(1, 3, 10, 12), 6, 4, window_batch=4).shape == (1, 2, 10, 12)
+    slide(model, torch.zeros(1, 3, 5, 12), 6, 4)
+    assert model.given == [(4, 3, 6, 6), (2, 3, 6, 6), (3, 3, 5, 6)]  # 2 x 3 windows; no higher than the image
 
 
-def test_window_starts__by_hand():
-    assert window_starts(12, 6, 4) == [0, 4, 6]
-    assert window_starts(14, 6, 4) == [0, 4, 8]
-    assert window_starts(6, 6, 4) == window_starts(3, 6, 4) == [0]
-    assert window_starts(7, 6, 4) == [0, 1]
-    assert window_starts(853, 512, 341) == [0, 341]
+@pytest.mark.parametrize(
+    ("sides", "starts"),
+    [
+        ((12, 6, 4), [0, 4, 6]),
+        ((14, 6, 4), [0, 4, 8]),
+        ((6, 6, 4), [0]),
+        ((3, 6, 4), [0]),
+        ((7, 6, 4), [0, 1]),
+        ((853, 512, 341), [0, 341]),
+    ],
+)
+def test_window_starts__by_hand(sides, starts):
+    assert window_starts(*sides) == starts
 
 
 def test_resize_factor__by_hand():
@@ -84,45 +81,32 @@ def test_resize_factor__by_hand():
 
 
 def test_segment__sizes_that_the_model_sees():
-    model = Record()
-    found = segment(model, torch.rand(3, 30, 50), short_side=60, long_side=80, scales=(0.5, 1.0), flip=True)
-    assert model.given == [(1, 3, 24, 40)] * 2 + [(1, 3, 48, 80)] * 2
-    assert found.shape == (2, 30, 50)
-    assert torch.allclose(found.sum(0), torch.ones(30, 50))
+    model = Columns()
+    found = segment(model, torch.rand(3, 30, 50), Views(True, (0.5, 1.0), 60, 80))
+    segment(model, torch.rand(3, 30, 45), Views(slide=True))
+    assert model.given == [(1, 3, 24, 40)] * 2 + [(1, 3, 48, 80)] * 2 + [(2, 3, 30, 30)]
+    assert found.shape == (2, 30, 50) and torch.allclose(found.sum(0), torch.ones(30, 50))
 
 
 def test_segment__views_are_averaged_as_probabilities():
-    found = segment(Record(), torch.rand(3, 1, 4), flip=True)
+    found = segment(Columns(), torch.rand(3, 1, 4), Views(flip=True))
     plain = torch.tensor([0.0, 1, 2, 3]).sigmoid()  # of two classes, the second with score 0
     assert torch.allclose(found[0, 0], (plain + plain.flip(0)) / 2)
 
 
-def test_segment__resized_answers_come_back_by_bilinear_resizing():
+@pytest.mark.parametrize("views", [Views(short_side=8), Views(scales=(0.5,))])
+def test_segment__resized_answers_come_back_by_bilinear_resizing(views):
     model, image = pointwise(), torch.rand(3, 16, 24)
-    with torch.no_grad():
-        small = F.interpolate(image[None], (8, 12), mode="bilinear", antialias=True)
-        expected = F.interpolate(model(small), (16, 24), mode="bilinear").softmax(1)[0]
-    assert torch.allclose(segment(model, image, short_side=8), expected, atol=1e-6)
-    assert torch.allclose(segment(model, image, scales=[0.5]), expected, atol=1e-6)
+    small = F.interpolate(image[None], (8, 12), mode="bilinear", antialias=True)
+    expected = F.interpolate(model(small), (16, 24), mode="bilinear").softmax(1)[0]
+    assert torch.allclose(segment(model, image, views), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (dict(mode="tiles"), "unknown mode 'tiles'; expected one of whole, slide"),
-        (dict(mode="slide", crop=(8, 8), stride=(9, 8)), "expected steps from 1 to the window"),
-        (dict(mode="slide", stride=(0, 8)), "expected steps from 1 to the window"),
-        (dict(scales=()), "expected one or more factors above 0"),
-        (dict(scales=(1, 0)), "expected one or more factors above 0"),
-    ],
-)
-def test_segment__refuses(options, words):
-    refused(words, segment, pointwise(), torch.rand(3, 8, 8), **options)
-
-
-def test_training_mode__is_refused():
-    refused(r"call model.eval\(\) first", segment, pointwise().train(), torch.rand(3, 8, 8))
-    refused(r"call model.eval\(\) first", detect_with_flip, Spots().train(), [])
+def test_views__that_cannot_be_meant_and_training_mode_are_refused():
+    for scales in ((), (1, 0)):
+        refused("expected one or more factors above 0", segment, pointwise(), torch.rand(3, 8, 8), Views(scales=scales))
+    refused(r"call model.eval\(\) first", segment, pointwise().train(), torch.rand(3, 8, 8), Views())
+    refused(r"call model.eval\(\) first", detect, Spots().train(), [], Views())
 
 
 class Spots(nn.Module):
@@ -155,35 +139,20 @@ class Spots(nn.Module):
         return found | dict(labels=torch.tensor(labels), keypoints_scores=sure)
 
 
-@pytest.fixture
-def image():
+@pytest.mark.parametrize(("views", "blur"), [(Views(flip=True), 0), (Views(scales=(2.0,)), 0.51)])
+def test_detect__equivariant_model__changes_nothing(views, blur):
     image = torch.zeros(3, 20, 32)
     image[0, 4:8, 2:10] = 0.5
     image[2, 10:18, 12:30] = 0.75
-    return image
-
-
-def test_detect__equivariant_model__changes_nothing(image):
     plain = Spots().find(image)
-    empty = torch.zeros(3, 9, 11)
-    options = dict(flip=True, keypoint_pairs=[(0, 1)])
-    found, none = detect_with_flip(Spots(), [image, empty], **options)
+    found, none = detect(Spots(), [image, torch.zeros(3, 9, 11)], views, [(0, 1)])
     assert found.keys() == plain.keys()
-    for key in plain.keys() - {"keypoints_scores"}:
-        assert torch.equal(found[key], plain[key].flip(0)), key  # best first: label 3, then 1
-    assert none["boxes"].shape == (0, 4) and none["masks"].shape == (0, 1, 9, 11)
-
-
-def test_detect__scales_come_back_to_the_image(image):
-    plain = Spots().find(image)
-    found, none = detect_with_flip(Spots(), [image, torch.zeros(3, 9, 11)], scales=(2.0,), keypoint_pairs=[(0, 1)])
-    order = [1, 0]
-    assert found["labels"].tolist() == [3, 1]
-    assert torch.allclose(found["boxes"], plain["boxes"][order], atol=0.51)  # resizing blurs the border
+    for key in plain.keys() - {"keypoints_scores", "masks"}:  # resizing blurs the border
+        torch.testing.assert_close(found[key], plain[key].flip(0), atol=blur, rtol=0)  # best first: label 3, then 1
     assert found["masks"].shape == (2, 1, 20, 32)
-    assert torch.equal(found["masks"] > 0.5, plain["masks"][order] > 0.5)
-    assert torch.allclose(found["keypoints"], plain["keypoints"][order], atol=0.51)
-    assert none["scores"].shape == (0,) and none["masks"].shape == (0, 1, 9, 11)
+    assert torch.equal(found["masks"] > 0.5, plain["masks"].flip(0) > 0.5)
+    assert blur or torch.equal(found["masks"], plain["masks"].flip(0))
+    assert none["boxes"].shape == (0, 4) and none["masks"].shape == (0, 1, 9, 11) and none["scores"].shape == (0,)
 
 
 class Told(nn.Module):
@@ -204,39 +173,36 @@ def answer(*rows, **more) -> dict[str, Tensor]:
     return dict(boxes=table[:, :4], labels=table[:, 4].long(), scores=table[:, 5], **more)
 
 
+def merged(*answers, flip: bool = True) -> dict[str, Tensor]:
+    return detect(Told(*answers), [torch.zeros(3, 50, 100)], Views(flip), [(0, 1)])[0]
+
+
 def test_detect__mirror_by_hand():
-    points = torch.tensor([[[0.5, 5, 1], [99.5, 6, 1], [51, 7, 1]]])
     mirrored = answer(
         (10.0, 20, 30, 40, 1, 0.9),
-        keypoints=points,
+        keypoints=torch.tensor([[[0.5, 5, 1], [99.5, 6, 1], [51, 7, 1]]]),
         keypoints_scores=torch.tensor([[1.0, 2, 3]]),
         masks=torch.arange(100.0).expand(1, 1, 50, 100),
     )
-    none = {key: value[:0] for key, value in mirrored.items()}
-    (found,) = detect_with_flip(Told(none, mirrored), [torch.zeros(3, 50, 100)], keypoint_pairs=[(0, 1)])
+    found = merged({key: value[:0] for key, value in mirrored.items()}, mirrored)
     assert found["boxes"].tolist() == [[70, 20, 90, 40]]
     assert found["keypoints"].tolist() == [[[0.5, 6, 1], [99.5, 5, 1], [49, 7, 1]]]  # left and right are swapped
     assert found["keypoints_scores"].tolist() == [[2, 1, 3]]
     assert found["masks"][0, 0, 0, :3].tolist() == [99, 98, 97]
 
 
-def views() -> Told:
+def test_detect__merged_by_class_with_the_best_score():
     """Both see the first object (shifted by a pixel), the plain view alone the second; a third of another class."""
     plain = answer((10.0, 10, 30, 30, 1, 0.6), (60.0, 10, 90, 30, 1, 0.7))
     mirrored = answer((71.0, 10, 91, 30, 1, 0.8), (70.0, 10, 90, 30, 2, 0.3))  # at 9 to 29, and 10 to 30
-    return Told(plain, mirrored)
-
-
-def test_detect__merged_by_class_with_the_best_score():
-    (found,) = detect_with_flip(views(), [torch.zeros(3, 50, 100)])
+    found = merged(plain, mirrored)
     assert found["boxes"].tolist() == [[9, 10, 29, 30], [60, 10, 90, 30], [10, 10, 30, 30]]
     assert found["labels"].tolist() == [1, 1, 2]
     assert found["scores"].tolist() == pytest.approx([0.8, 0.7, 0.3])
-    (fewer,) = detect_with_flip(views(), [torch.zeros(3, 50, 100)], max_detections=1)
-    assert fewer["boxes"].tolist() == [[9, 10, 29, 30]]
+    many = answer(*((x, 0.0, x + 1, 5, 1, 0.5) for x in range(98)))
+    assert len(merged(many, many | {"labels": many["labels"] + 1})["scores"]) == 100  # the most of an image
 
 
 def test_detect__one_view_is_the_model_s_own_answer():
     two_on_each_other = answer((10.0, 10, 30, 30, 1, 0.6), (10.0, 10, 30, 30, 1, 0.7))
-    (found,) = detect_with_flip(Told(two_on_each_other), [torch.zeros(3, 50, 100)], flip=False)
-    assert found is two_on_each_other
+    assert merged(two_on_each_other, flip=False) is two_on_each_other

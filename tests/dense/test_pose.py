@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from broadsight.data.dense.pose_geometry import encode
 from broadsight.dense.pose import decode, flip_test
@@ -39,6 +38,8 @@ def test_decode__by_hand():
     torch.testing.assert_close(decode(maps)[0, :, 2], torch.tensor([0.8, 0.9, 0.7, -1.0]))
     assert decode(maps, stride=1, refine="none")[0, :, :2].tolist() == [[2.5, 1.5], [3.5, 2.5], [4.5, 3.5], [0.5, 0.5]]
     assert decode(maps, refine="taylor").isfinite().all()
+    assert decode(torch.zeros(0, 17, 64, 48)).shape == (0, 17, 3)
+    refused("unknown refine 'dark'; .*expected one of quarter, taylor, none", decode, maps, refine="dark")
 
 
 def test_decode__taylor_follows_a_slanted_gaussian():
@@ -57,22 +58,13 @@ def test_decode__plateau_is_left_at_its_first_cell(refine):
     assert decode(flat, stride=2, refine=refine).isfinite().all()
 
 
-def test_decode__takes_no_crops():
-    assert decode(torch.zeros(0, 17, 64, 48)).shape == (0, 17, 3)
-
-
-class Symmetric(nn.Module):
-    """Heat maps that see no left and right of their own: keypoint 0 is dark, 1 and 2 the left and right of it."""
-
-    def forward(self, crops):
-        first = crops[:, :1]
-        ramp = torch.linspace(1, 0, crops.shape[-1])
+def test_flip_test__of_a_symmetric_model_changes_nothing():
+    def symmetric(crops):  # sees no left and right of its own: keypoint 0 is dark, 1 and 2 the left and right of it
+        first, ramp = crops[:, :1], torch.linspace(1, 0, crops.shape[-1])
         return torch.cat([first, first * ramp, first * ramp.flip(0)], 1)
 
-
-def test_flip_test__of_a_symmetric_model_changes_nothing():
     crops = torch.rand(2, 3, 4, 6)
-    torch.testing.assert_close(flip_test(Symmetric(), crops, [(1, 2)]), Symmetric()(crops))
+    torch.testing.assert_close(flip_test(symmetric, crops, [(1, 2)]), symmetric(crops))
 
 
 def test_flip_test__by_hand():
@@ -84,8 +76,3 @@ def test_flip_test__by_hand():
     assert swapped[0, :, 0].tolist() == [[5.5, 11, 16.5], [5.5, 11, 16.5]]
     assert flip_test(model, crop, [])[0, :, 0].tolist() == [[1, 2, 3], [10, 20, 30]]
     assert flip_test(model, crop, [], shift=True)[0, 0, 0].tolist() == [1, 1.5, 2.5]
-
-
-def test_decode__unknown_refinement_is_refused():
-    words = "unknown refine 'dark'; .*expected one of quarter, taylor, none"
-    refused(words, decode, torch.zeros(1, 1, 4, 4), refine="dark")

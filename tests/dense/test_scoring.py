@@ -55,8 +55,7 @@ def test_objects__of_who_knows_are_perfect(scenes, flip):
     scorer = ObjectScorer("instances", splits.val.category_ids, splits.classes, views=Views(flip=flip), keep=True)
     assert scorer.add(Knows(batch), batch) == 4
     figures = scorer.compute()
-    assert figures["mask_ap"] == figures["box_ap"] == pytest.approx(100.0)
-    assert scorer.goal == "mask_ap"
+    assert figures["mask_ap"] == figures["box_ap"] == pytest.approx(100.0) and scorer.goal == "mask_ap"
     assert len(scorer.results) == sum(len(target["labels"]) for target in batch.targets)
     assert {entry["image_id"] for entry in scorer.results} <= {0, 1, 2, 3}
 
@@ -107,18 +106,11 @@ def test_pixels__of_who_knows_are_nearly_perfect(scenes, views):
     assert scorer.goal == GOALS["segment"] == "miou"
 
 
-class Points(nn.Module):
-    """Gives the heat maps that were to be learned, for the crops of one batch."""
-
-    stride = 4
-
-    def __init__(self, batch):
-        super().__init__()
-        self.maps = torch.stack([target["heatmaps"] for target in batch.targets])
-        self.eval()
-
-    def forward(self, crops):
-        return self.maps
+def points_of(batch):
+    """A model that gives the heat maps that were to be learned, for the crops of one batch."""
+    model = nn.Module().eval()
+    model.stride, model.forward = 4, lambda crops: torch.stack([target["heatmaps"] for target in batch.targets])
+    return model
 
 
 def test_pose__heat_maps_come_back_as_keypoints_of_the_images(scenes):
@@ -127,10 +119,10 @@ def test_pose__heat_maps_come_back_as_keypoints_of_the_images(scenes):
     crops = PoseCrops(splits.val, training=False, input_size=(128, 96), pairs=splits.flip_pairs, sigma=1.5)
     batch = batch_of(crops, count=len(crops))
     scorer = PoseScorer(splits.val, splits.val.category_ids, splits.classes)
-    assert scorer.add(Points(batch), batch) == len(crops)
+    assert scorer.add(points_of(batch), batch) == len(crops)
     assert scorer.compute()["keypoint_ap50"] > 95
     places = [target["meta"] for target in batch.targets]
-    found = scorer.find(Points(batch), torch.stack(batch.images), torch.stack([meta["matrix"] for meta in places]))
+    found = scorer.find(points_of(batch), torch.stack(batch.images), torch.stack([meta["matrix"] for meta in places]))
     for points, meta in zip(found, places, strict=True):
         target = splits.val.target(meta["image"])["keypoints"][meta["place"]]
         learned = target[:, 2] > 0
@@ -139,7 +131,7 @@ def test_pose__heat_maps_come_back_as_keypoints_of_the_images(scenes):
     halves = [PoseScorer(splits.val, splits.val.category_ids, splits.classes) for _ in range(2)]
     for half, rows in zip(halves, (slice(0, 3), slice(3, None)), strict=True):
         some = batch._replace(images=batch.images[rows], targets=batch.targets[rows])
-        half.add(Points(some), some)
+        half.add(points_of(some), some)
     halves[1].merge(half.state() for half in halves)
     assert halves[1].compute() == pytest.approx(scorer.compute(), nan_ok=True)
 

@@ -23,43 +23,31 @@ def test_stages__four_maps_of_any_image_and_gradients_everywhere(name):
     torch.manual_seed(0)
     stages = open_stages(name)
     maps = stages(torch.randn(2, 3, 70, 101))
-    assert [tuple(x.shape[1:]) for x in maps] == [
-        (channels, -(-70 // stride), -(-101 // stride))
-        for channels, stride in zip(stages.channels, (4, 8, 16, 32), strict=True)
-    ]
+    pairs = zip(stages.channels, (4, 8, 16, 32), strict=True)
+    assert [tuple(x.shape[1:]) for x in maps] == [(width, -(-70 // side), -(-101 // side)) for width, side in pairs]
     torch.stack([x.square().mean() for x in maps]).sum().backward()
     assert [n for n, p in stages.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-def test_stages__are_the_features_that_timm_gives():
+def test_stages__are_the_features_that_timm_gives_and_padding_does_not_show():
+    torch.manual_seed(0)
     stages = open_stages("emsnet_xxtiny").eval()
     plain = timm.create_model("emsnet_xxtiny", features_only=True).eval()
     plain.model.load_state_dict(stages.network.state_dict(), strict=False)
-    images = torch.randn(1, 3, 64, 96)
-    with torch.no_grad():
-        for ours, theirs in zip(stages(images), plain(images), strict=True):
-            torch.testing.assert_close(ours, theirs)
+    images = torch.randn(1, 3, 50, 70)
+    padded = nn.functional.pad(images, (0, 26, 0, 14))  # with zeros up to whole cells
+    for ours, large, theirs in zip(stages(images), stages(padded), plain(padded), strict=True):
+        torch.testing.assert_close(large, theirs)
+        torch.testing.assert_close(ours, large[..., : ours.shape[-2], : ours.shape[-1]])
 
 
 def test_stages__norms_where_maps_are_bare_sums():
     """PartialFormer's specification: a LayerNorm for each stage's output, in all 3,765,968 parameters for B0."""
     stages = open_stages("partialformer_b0").eval()
     assert sum(p.numel() for p in stages.parameters()) == 3_765_968
-    maps = stages(torch.randn(1, 3, 64, 64))
-    for x in maps:
+    for x in stages(torch.randn(1, 3, 64, 64)):
         torch.testing.assert_close(x.mean(1), torch.zeros_like(x.mean(1)), atol=1e-4, rtol=0)
     assert isinstance(open_stages("emsnet_xxtiny").norms[0], nn.Identity)
-
-
-def test_stages__padding_does_not_show():
-    """An image and the same with zeros below and to the right up to whole cells give the same."""
-    torch.manual_seed(0)
-    stages = open_stages("emsnet_xxtiny").eval()
-    images = torch.randn(1, 3, 50, 70)
-    padded = nn.functional.pad(images, (0, 26, 0, 14))
-    with torch.no_grad():
-        for small, large in zip(stages(images), stages(padded), strict=True):
-            torch.testing.assert_close(small, large[..., : small.shape[-2], : small.shape[-1]])
 
 
 def test_stages__fixed_size_model_sees_every_image_in_its_size():
@@ -67,18 +55,10 @@ def test_stages__fixed_size_model_sees_every_image_in_its_size():
     assert stages.fixed_size == (224, 224)
     images = torch.rand(1, 3, 64, 96)
     seen = nn.functional.interpolate(images, (224, 224), mode="bilinear", align_corners=False, antialias=True)
-    with torch.no_grad():
-        last = stages.pyramid(stages.network, seen)[-1]
-        expected = nn.functional.interpolate(last, (2, 3), mode="bilinear", align_corners=False)
-        torch.testing.assert_close(stages(images)[-1], expected)
+    last = stages.pyramid(stages.network, seen)[-1]
+    expected = nn.functional.interpolate(last, (2, 3), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(stages(images)[-1], expected)
     assert open_stages("emsnet_xxtiny").fixed_size is None
-
-
-def test_stages__one_channel_and_its_mean():
-    stages = open_stages("test_resnet", in_chans=1)
-    assert (stages.in_chans, len(stages.mean), len(stages.std)) == (1, 1, 1)
-    assert stages.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
-    assert stages(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
 
 
 def test_normalise__by_the_backbones_own_mean_and_deviation():
@@ -89,6 +69,10 @@ def test_normalise__by_the_backbones_own_mean_and_deviation():
     assert normalise(image)[:, 0, 0].tolist() == [1, -1, 0.5]
     assert torch.equal(normalise(image[None])[0], normalise(image))
     assert normalise.state_dict() == {}
+    grey = open_stages("test_resnet", in_chans=1)
+    assert (grey.in_chans, len(grey.mean), len(grey.std)) == (1, 1, 1)
+    assert grey.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
+    assert grey(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
 
 
 def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
@@ -99,12 +83,10 @@ def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
     assert isinstance(stages.neck, MultiTokenNeck)
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        for one, other in zip(plain(images), stages(images), strict=True):
-            assert torch.equal(one, other)
+        assert all(map(torch.equal, plain(images), stages(images)))
         for layer in stages.neck.to_stages:
             layer.bias += 1
-        for one, other in zip(plain(images), stages(images), strict=True):
-            torch.testing.assert_close(one + 1, other)
+        torch.testing.assert_close([x + 1 for x in plain(images)], stages(images))
 
 
 def test_open_stages__takes_a_model_object_and_what_lies_below_a_swapped_pooling():
@@ -143,9 +125,9 @@ def test_sources_of(offered, expected):
     assert sources_of(offered) == expected
 
 
-@pytest.mark.parametrize("factor, side", [(4, 32), (2, 16), (1, 8), (0.5, 4), (0.25, 2), (8 / 7, 8)])
-def test_rescaling(factor, side):
-    assert rescaling(3, factor)(torch.rand(1, 3, 8, 8)).shape == (1, 3, side, side)
+def test_rescaling():
+    for factor, side in ((4, 32), (2, 16), (1, 8), (0.5, 4), (0.25, 2), (8 / 7, 8)):
+        assert rescaling(3, factor)(torch.rand(1, 3, 8, 8)).shape == (1, 3, side, side)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
-"""Boxes, masks and skeletons on images, pixel by pixel."""
+"""Boxes, masks, skeletons and maps of classes on images, pixel by pixel, and classes as files."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from broadsight.data.sources.mask_folders import MaskFolder, read_indices
 from broadsight.visual import objects as drawing
 from broadsight.visual.colours import colour, ink
-from broadsight.visual.objects import draw_objects
+from broadsight.visual.objects import draw_objects, draw_semantic, palette_png
 from tests.refusals import refused
 
 from .written import has_written
@@ -62,10 +63,7 @@ def test_draw_objects__a_mask_is_blended_and_the_rest_left(image):
     within[62:158, 52:148] = True
     assert (pixels[within & ~inside] == GREY).all()
     assert np.array_equal(drawn(image, found((50, 60, 150, 160), masks=torch.from_numpy(inside)[None])), pixels)
-
-
-def test_draw_objects__a_mask_that_leaves_the_image_has_no_outline_at_the_frame(image):
-    masks = torch.zeros(1, 300, 400)
+    masks = torch.zeros(1, 300, 400)  # one that leaves the image has no outline at the frame
     masks[:, 200:, 300:] = 1
     pixels = drawn(image, found((100, 100, 120, 120), masks=masks))
     assert (pixels[201:, 301:] == (55, 134, 190)).all() and (pixels[200, 300:] == colour(0)).all()
@@ -74,11 +72,9 @@ def test_draw_objects__a_mask_that_leaves_the_image_has_no_outline_at_the_frame(
 def test_draw_objects__low_scores_are_dropped(image):
     boxes = (50, 60, 150, 160), (200, 60, 300, 160), (200, 200, 300, 290)
     some = found(*boxes, labels=[1, 2, 3], scores=[0.25, 0.75, 0.125])
-    pixels = drawn(image, some, threshold=0.25)
-    assert tuple(pixels[100, 50]) == colour(0) and tuple(pixels[100, 200]) == colour(1)
-    assert tuple(pixels[250, 200]) == GREY
-    pixels = drawn(image, some)
-    assert tuple(pixels[100, 50]) == GREY and tuple(pixels[100, 200]) == colour(1)
+    for options, first in ((dict(threshold=0.25), colour(0)), ({}, GREY)):
+        pixels = drawn(image, some, **options)
+        assert [tuple(pixels[y, x]) for y, x in ((100, 50), (100, 200), (250, 200))] == [first, colour(1), GREY]
 
 
 def test_draw_objects__what_is_more_certain_lies_on_top(image):
@@ -112,34 +108,17 @@ def test_draw_objects__legend_counts_objects_by_class(image, monkeypatch):
     prediction = found(*[(10, 10, 50, 50)] * 5, labels=[3, 2, 3, 9, 1], scores=[0.9, 0.8, 0.7, 0.6, 0.1])
     lines = []
     monkeypatch.setattr(drawing, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
-    draw_objects(image, prediction, NAMES, ground_truth=found((0, 0, 9, 9)))
-    assert [(e.name, e.amount, e.colours) for e in lines] == [
-        ("Žába", "2", (colour(2),)),
-        ("dog", "1", (colour(1),)),
-        ("class 8", "1", (colour(8),)),
-        ("ground truth", "1", ()),
-    ]
+    draw_objects(image, prediction, NAMES)
+    expected = [("Žába", "2", (colour(2),)), ("dog", "1", (colour(1),)), ("class 8", "1", (colour(8),))]
+    assert [(e.name, e.amount, e.colours) for e in lines] == expected
 
 
-def test_draw_objects__same_twice_and_with_names_below(image):
-    prediction = found((50, 60, 150, 160), (60, 70, 160, 170), labels=[1, 2], scores=[0.87, 0.6])
-    one, other = (draw_objects(image, prediction, NAMES) for _ in range(2))
-    assert one.tobytes() == other.tobytes()
-    assert has_written(one, "cat") and has_written(one, "dog") and not has_written(one, "Žába")
-
-
-def test_draw_objects__targets_have_no_scores_and_are_drawn_whole(image):
-    target = found((50, 60, 150, 160), labels=[2])
+def test_draw_objects__same_twice_and_targets_without_scores_whole_with_names_below(image):
+    target = found((50, 60, 150, 160), (60, 70, 160, 170), labels=[1, 2])
     target.pop("scores")
-    assert tuple(drawn(image, target, threshold=1.0)[159, 100]) == colour(1)
-
-
-def test_draw_objects__ground_truth_is_dashed(image):
-    pixels = drawn(image, found(), ground_truth=found((100, 100, 200, 200)))
-    row = [tuple(c) for c in pixels[100, 100:200].tolist()]
-    assert row[:8] == [(255, 255, 255)] * 4 + [(0, 0, 0)] * 4 and set(row) == {(255, 255, 255), (0, 0, 0)}
-    assert (pixels[101:199, 101:199] == GREY).all() and (pixels[:, :100] == GREY).all()
-    assert has_written(draw_objects(image, found(), NAMES, ground_truth=found((0, 0, 9, 9))), "ground truth")
+    one, other = (draw_objects(image, target, NAMES, threshold=1.0) for _ in range(2))
+    assert one.tobytes() == other.tobytes() and one.getpixel((50, 100)) == colour(0)
+    assert has_written(one, "cat") and has_written(one, "dog") and not has_written(one, "Žába")
 
 
 def keypoints(*places):
@@ -166,19 +145,13 @@ def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(image):
 def test_draw_objects__persons_alone_are_told_apart(image):
     points = torch.cat([keypoints((100, 150, 2)), keypoints((300, 150, 2))])
     prediction = found((50, 60, 150, 290), (250, 60, 350, 290), scores=[0.6, 0.9], keypoints=points)
-    pixels = drawn(image, prediction, names=["person"])
-    assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[200, 250])  # the more certain is the first
-    assert tuple(pixels[150, 100]) == colour(1) == tuple(pixels[200, 50])
-    pixels = drawn(image, prediction, names=["person", "horse"])
-    assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[150, 100])
-
-
-def test_draw_objects__keypoints_outside_of_the_image_do_no_harm(image):
-    points = keypoints((-500, -500, 2), (900, 150, 2), (float("nan"), 3, 2))
-    pixels = drawn(image, found((50, 60, 150, 290), keypoints=points), skeleton=((0, 1), (1, 2)))
-    assert pixels.shape == (300, 400, 3)
-    gone = drawn(image, found((50, 60, 150, 290), keypoints=points[:, :1]))
-    assert np.array_equal(gone, drawn(image, found((50, 60, 150, 290))))
+    for names, second in ((["person"], colour(1)), (["person", "horse"], colour(0))):
+        pixels = drawn(image, prediction, names=names)
+        assert tuple(pixels[150, 300]) == colour(0) == tuple(pixels[200, 250])  # the more certain is the first
+        assert tuple(pixels[150, 100]) == second == tuple(pixels[200, 50])
+    points, box = keypoints((-500, -500, 2), (900, 150, 2), (float("nan"), 3, 2)), (50, 60, 150, 290)
+    assert drawn(image, found(box, keypoints=points), skeleton=((0, 1), (1, 2))).shape == (300, 400, 3)
+    assert np.array_equal(drawn(image, found(box, keypoints=points[:, :1])), drawn(image, found(box)))  # outside
 
 
 @pytest.mark.parametrize("side, factor", [(32, 16), (100, 5), (200, 3), (255, 2), (256, 1)])
@@ -189,14 +162,10 @@ def test_draw_objects__small_images_are_enlarged(side, factor):
     assert tuple(pixels[25 * factor, 10 * factor]) == (55, 106, 135)  # 0.55 * 100 + 0.45 * (0, 114, 178)
 
 
-def test_draw_objects__tiny_images_keep_their_pixels():
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
-    assert np.array_equal(drawn(image, found()), np.asarray(image).repeat(16, 0).repeat(16, 1))
-
-
-def test_draw_objects__grey_is_the_same_as_its_rgb():
-    grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400), dtype=np.uint8))
-    prediction = found((50, 60, 150, 160), masks=torch.ones(1, 1, 300, 400))
+def test_draw_objects__tiny_images_keep_their_pixels_and_grey_is_the_same_as_its_rgb():
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    assert np.array_equal(drawn(Image.fromarray(noise[:32, :32]), found()), noise[:32, :32].repeat(16, 0).repeat(16, 1))
+    grey, prediction = Image.fromarray(noise[..., 0]), found((50, 60, 150, 160), masks=torch.ones(1, 1, 300, 400))
     assert np.array_equal(drawn(grey, prediction, legend=True), drawn(grey.convert("RGB"), prediction, legend=True))
 
 
@@ -205,12 +174,11 @@ def test_draw_objects__any_shape_with_a_thousand_classes(size):
     width, height = size
     generator = torch.Generator().manual_seed(0)
     corners = torch.rand(30, 2, 2, generator=generator).sort(1).values * torch.tensor([width, height])
-    prediction = dict(
-        boxes=corners.flatten(1), labels=torch.arange(30) * 33 + 1, scores=torch.rand(30, generator=generator)
-    )
-    names = [f"class number {i}" for i in range(1000)]
-    image = Image.new("RGB", size)
-    assert drawn(image, prediction, names).shape[0] * width == drawn(image, prediction, names).shape[1] * height
+    scores = torch.rand(30, generator=generator)
+    prediction = dict(boxes=corners.flatten(1), labels=torch.arange(30) * 33 + 1, scores=scores)
+    image, names = Image.new("RGB", size), [f"class number {i}" for i in range(1000)]
+    down, across, _ = drawn(image, prediction, names).shape
+    assert down * width == across * height
     assert draw_objects(image, prediction, names, threshold=0).width >= width
 
 
@@ -221,23 +189,109 @@ def test_draw_objects__a_crowd_has_names_in_the_legend_alone(image):
     assert letters(drawn(image, found(*boxes)), colour(0)) > letters(few, colour(0))  # no legend: each has its name
 
 
-def test_draw_objects__values_that_are_no_numbers_are_left_out(image):
+def test_draw_objects__half_precision_and_without_values_that_are_no_numbers(image):
     nan = float("nan")
-    prediction = found((50, 60, 150, 160), (nan, 0, 9, 9), (0, 0, 9, 9), scores=[0.9, 0.9, nan])
-    assert np.array_equal(drawn(image, prediction), drawn(image, found((50, 60, 150, 160))))
-
-
-def test_draw_objects__half_precision(image):
-    prediction = found((50, 60, 150, 160), masks=torch.ones(1, 1, 300, 400))
+    prediction = found((48, 64, 144, 160), (nan, 0, 9, 9), (0, 0, 9, 9), scores=[0.5, 0.9, nan])
+    expected = drawn(image, found((48, 64, 144, 160), scores=[0.5]))
+    assert np.array_equal(drawn(image, prediction), expected)
     half = {name: v.bfloat16() if v.is_floating_point() else v for name, v in prediction.items()}
-    assert tuple(drawn(image, half)[159, 100]) == colour(0)
+    assert np.array_equal(drawn(image, half), expected)
 
 
 def test_draw_objects__refuses_what_does_not_fit(image):
-    box, turned = (50, 60, 150, 160), torch.zeros(1, 1, 400, 300)
-    words = "^masks are 300 x 400, the image is 400 x 300; expected masks of its size"
-    refused(words, drawn, image, found(box, masks=turned))
-    refused("^prediction has 1 boxes, 2 labels, 1 scores; expected as many", drawn, image, found(box, labels=[1, 2]))
-    refused("^prediction has label 0; expected labels from 1", drawn, image, found(box, labels=[0]))
-    points = found(box, keypoints=keypoints((1, 1, 1)))
-    refused("^skeleton joins keypoint 4; there are 1, from 0", drawn, image, points, skeleton=((0, 4),))
+    points = dict(keypoints=keypoints((1, 1, 1)))
+    for words, wrong in (
+        ("masks are 300 x 400, the image is 400 x 300; expected masks", dict(masks=torch.zeros(1, 1, 400, 300))),
+        ("prediction has 1 boxes, 2 labels, 1 scores; expected as many", dict(labels=[1, 2])),
+        ("prediction has label 0; expected labels from 1", dict(labels=[0])),
+        ("skeleton joins keypoint 4; there are 1, from 0", points),
+    ):
+        refused(f"^{words}", drawn, image, found((50, 60, 150, 160), **wrong), skeleton=((0, 4),))
+
+
+KINDS = ["sky", "road", "tree"]
+
+
+@pytest.fixture
+def halves():  # sky on the left, road on the right; the lowest rows belong to no class
+    classes = np.zeros((300, 400), np.int64)
+    classes[:, 200:], classes[280:] = 1, 255
+    return classes
+
+
+def test_draw_semantic__blends_and_leaves_what_is_ignored(image, halves):
+    pixels = np.asarray(draw_semantic(image, halves, KINDS, opacity=0.5, labels=False, legend=False))
+    assert pixels[100, 100].tolist() == [50, 132, 189]  # halfway to (0, 114, 178)
+    assert pixels[100, 300].tolist() == [165, 154, 100]  # halfway to (230, 159, 0), 154.5 rounded to even
+    assert (pixels[280:] == GREY).all()
+    assert (pixels[:279, 199] == 255).all() and (pixels[279, :] == 255).all()  # the contours
+    assert (pixels[:279, :199] == (50, 132, 189)).all() and (pixels[:279, 200:] == (165, 154, 100)).all()
+    for opacity, left in ((0, (100, 150, 200)), (1, colour(0))):
+        assert draw_semantic(image, halves, KINDS, opacity=opacity, labels=False).getpixel((100, 100)) == left
+
+
+def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(image, monkeypatch):
+    classes = np.full((300, 400), 2)
+    classes[:30], classes[299, 0], classes[290:, 390:] = 0, 7, 255
+    classes[290:, 300:303] = 1
+    lines = []
+    monkeypatch.setattr(drawing, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
+    draw_semantic(image, classes, KINDS)
+    expected = [("tree", "89.9 %", 2), ("sky", "10.0 %", 0), ("road", "< 0.1 %", 1), ("class 7", "< 0.1 %", 7)]
+    assert [(e.name, e.amount, e.colours) for e in lines] == [(*pair, (colour(i),)) for *pair, i in expected]
+
+
+def test_draw_semantic__legend_is_written(image, halves):
+    one, other = (draw_semantic(image, torch.from_numpy(halves), KINDS) for _ in range(2))
+    assert one.size == (400, 332) and one.tobytes() == other.tobytes()
+    strip = one.crop((0, 300, 400, 332))
+    assert [has_written(strip, name) for name in KINDS] == [True, True, False]
+    nothing = draw_semantic(image, np.full((300, 400), 255), KINDS)
+    assert has_written(nothing, "nothing found")
+    assert nothing.crop((0, 0, 400, 300)).tobytes() == image.tobytes()
+
+
+def test_draw_semantic__names_stand_in_the_middle_of_large_regions(image, halves):
+    halves[10:15, 10:15] = 2  # too small for a name
+    pixels = np.asarray(draw_semantic(image, halves, KINDS, opacity=0.5, legend=False))
+    solid = [np.argwhere((pixels == colour(i)).all(2)) for i in range(3)]
+    assert abs(solid[0].mean(0)[1] - 100) < 40 and abs(solid[1].mean(0)[1] - 300) < 40 and not len(solid[2])
+    assert (pixels[:, :199] == ink(colour(0))).all(2).any()
+
+
+def test_draw_semantic__small_grey_images_are_enlarged():
+    classes = np.arange(2).repeat(16)[None].repeat(32, 0)
+    result = draw_semantic(Image.new("L", (32, 32), 100), classes, KINDS, opacity=0.5, labels=False, legend=False)
+    assert result.mode == "RGB" and result.size == (512, 512)
+    assert result.getpixel((0, 0)) == (50, 107, 139) and result.getpixel((254, 0)) == (50, 107, 139)
+    assert result.getpixel((255, 0)) == (255, 255, 255) and result.getpixel((256, 0)) == (165, 130, 50)
+
+
+def test_draw_semantic__refuses_what_does_not_fit(image):
+    for words, classes in (
+        ("classes are 300 x 400, the image is 400 x 300; expected a class", np.zeros((400, 300), int)),
+        ("classes hold -1; expected whole numbers from 0, or 255 for no class", np.full((300, 400), -1)),
+        (r"classes have shape \(3, 300, 400\) and type float32; expected", torch.zeros(3, 300, 400)),
+    ):
+        refused(f"^{words}", draw_semantic, image, classes, KINDS)
+
+
+def test_palette_png__classes_come_back_exactly(tmp_path):
+    for most in (2, 4, 16, 256):
+        classes = np.random.default_rng(0).integers(0, most, (37, 53))
+        image = palette_png(torch.from_numpy(classes))
+        image.save(tmp_path / "mask.png")
+        assert image.mode == "P" and np.array_equal(read_indices(tmp_path / "mask.png"), classes)
+    refused("^classes go from 0 to 256; a palette has 0 to 255", palette_png, np.array([[0, 256]]))
+
+
+def test_palette_png__is_a_mask_of_a_folder_and_shows_our_colours(tmp_path):
+    classes = np.array([[0, 1, 255], [2, 2, 0]])
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    Image.new("RGB", (3, 2)).save(tmp_path / "images" / "a.png")
+    palette_png(classes).save(tmp_path / "masks" / "a.png", optimize=True)
+    assert np.array_equal(MaskFolder(tmp_path / "images", tmp_path / "masks", classes=KINDS)[0][1], classes)
+    seen = np.asarray(Image.open(tmp_path / "masks" / "a.png").convert("RGB"))
+    expected = [[colour(0), colour(1), (255, 255, 255)], [colour(2), colour(2), colour(0)]]
+    assert np.array_equal(seen, expected)

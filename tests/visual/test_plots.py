@@ -6,6 +6,7 @@ import pytest
 
 from broadsight.visual.plots import PLOT_FORMATS, plot_format, save
 from tests.data.nasty_names import NASTY
+from tests.refusals import refused
 
 BEGINNINGS = dict(png=b"\x89PNG", svg=b"<?xml", pdf=b"%PDF")
 
@@ -34,12 +35,7 @@ def test_save__names_are_no_formulas(tmp_path):
     assert axes.get_yticklabels()[1].get_parse_math()  # powers of ten still are
 
 
-def test_plot_format__others_are_refused():
-    with pytest.raises(ValueError, match=r"^cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf$"):
-        plot_format("x.jpg")
-
-
-def test_plot_format__says_what_to_install(monkeypatch):
+def test_plot_format__refuses_others_and_says_what_to_install(monkeypatch):
+    refused("^cannot plot to 'x.jpg'; expected a name ending in png, svg, pdf$", plot_format, "x.jpg")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match=r'^plotting needs matplotlib; run: pip install "broadsight\[plot\]"$'):
-        plot_format("x.png")
+    refused(r'^plotting needs matplotlib; run: pip install "broadsight\[plot\]"$', plot_format, "x.png")

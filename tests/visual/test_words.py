@@ -29,26 +29,23 @@ def test_number(value, shown):
     assert number(value) == shown
 
 
+AMOUNTS = [(11e6, "11.0 M"), (1.82e9, "1.82 G"), (390e6, "390 M"), (999_999, "1.00 M"), (12, "12"), (2e12, "2.00 T")]
+TIMES = [(1.234, "1.23 ms"), (12.34, "12.3 ms"), (123.4, "123 ms")]
+
+
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(11e6, "11.0 M"), (1.82e9, "1.82 G"), (390e6, "390 M"), (999_999, "1.00 M"), (12, "12"), (2e12, "2.00 T")],
+    ("shown", "expected"),
+    [
+        *((amount(value), shown.replace(" ", "\u00a0")) for value, shown in AMOUNTS),
+        *((milliseconds(value), shown) for value, shown in TIMES),
+        (percent(81), "81.0\u00a0%"),
+        (percent(math.nan), NOTHING),
+        (sentence("cut short "), "cut short."),
+        (sentence("why?"), "why?"),
+        (plural(1, "class", "classes"), "1 class"),
+        (plural(1000, "class", "classes"), "1,000 classes"),
+        (plural(0, "image"), "0 images"),
+    ],
 )
-def test_amount(value, shown):
-    assert amount(value) == shown.replace(" ", "\u00a0")
-
-
-def test_percent():
-    assert percent(81) == "81.0\u00a0%" and percent(math.nan) == NOTHING
-
-
-def test_sentence():
-    assert sentence("cut short ") == "cut short." and sentence("why?") == "why?"
-
-
-def test_plural():
-    assert (plural(1, "class", "classes"), plural(1000, "class", "classes")) == ("1 class", "1,000 classes")
-    assert plural(0, "image") == "0 images"
-
-
-def test_milliseconds__three_digits():
-    assert [milliseconds(value) for value in (1.234, 12.34, 123.4)] == ["1.23 ms", "12.3 ms", "123 ms"]
+def test_words(shown, expected):
+    assert shown == expected

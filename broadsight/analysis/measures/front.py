@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...visual.plots import PALETTE
-from ...visual.point_names import name_points
+from ...visual.plots import PALETTE, name_points
 from ..front_points import AXES, Point, check_axis
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
 from .frame import Figure, Result, draws, new_figure

@@ -1,125 +1,40 @@
 """The fifteen common corruptions of ImageNet-C, seeded, for images of any size."""
 
-import io
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ...errors import unknown
-from ..decoding import open_image
 from ..seeds import mixed
-from .blur import (
-    FINEST,
-    as_array,
-    as_bytes,
-    as_image,
-    convolved,
-    defocus_blur,
-    gaussian_kernel,
-    glass_blur,
-    motion_blur,
-    moved,
-    scale_of,
-    zoom_blur,
-)
-from .weather import fog, frost, snow
+from . import effects
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 8  # pixels of a side
 
-
-def gaussian_noise(x: np.ndarray, rng: np.random.Generator, deviation: float) -> np.ndarray:
-    return x + rng.normal(0, deviation, x.shape)
-
-
-def shot_noise(x: np.ndarray, rng: np.random.Generator, photons: float) -> np.ndarray:
-    """White is `photons` on average."""
-    return rng.poisson(x * photons) / photons
-
-
-def impulse_noise(x: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
-    """This share of the values becomes 0 or 1, evenly, in every channel by itself."""
-    dice = rng.random(x.shape)
-    return np.where(dice < share, dice < share / 2, x)
-
-
-def brightness(x: np.ndarray, rng: np.random.Generator, amount: float) -> np.ndarray:
-    """The value of HSV raised; hue and saturation stay."""
-    value = x.max(2, keepdims=True)
-    raised = np.minimum(value + amount, 1)
-    return np.where(value > 0, x * (raised / np.where(value > 0, value, 1)), raised)
-
-
-def contrast(x: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
-    """This share of the distance from each channel's mean."""
-    mean = x.mean((0, 1), keepdims=True)
-    return mean + share * (x - mean)
-
-
-def elastic_transform(
-    x: np.ndarray, rng: np.random.Generator, distance: float, sigma: float, corner: float
-) -> np.ndarray:
-    """Places are displaced, smoothly over `sigma` pixels, by `distance` pixels (one standard deviation) in each
-    direction; before that, three points of the image go up to `corner` pixels elsewhere and it is sheared to fit."""
-    height, width, _ = x.shape
-    third = min(height, width) / 3
-    points = np.array([[1.0, 1, 1], [1, -1, 1], [-1, -1, 1]])  # down and right of the centre, in thirds; one
-    reach = corner * scale_of(x)
-    shear = np.linalg.solve(points, rng.uniform(-reach, reach, (3, 2)))  # (down, right, 1) -> displacement
-    down = (np.arange(height)[:, None] - (height - 1) / 2) / third
-    right = (np.arange(width) - (width - 1) / 2) / third
-    fine = max(scale_of(x), FINEST)
-    kernel = gaussian_kernel(sigma * fine)
-    waves = convolved(rng.standard_normal((height, width, 2)), kernel) * (distance * fine / np.sqrt((kernel**2).sum()))
-    rows, columns = (waves[..., i] + shear[0, i] * down + shear[1, i] * right + shear[2, i] for i in (0, 1))
-    return moved(x, rows, columns)
-
-
-def pixelate(x: np.ndarray, rng: np.random.Generator, share: float) -> np.ndarray:
-    """This share of the pixels of each side."""
-    image = as_image(x)
-    few = image.resize((int(image.width * share), int(image.height * share)), Image.Resampling.BOX)
-    return as_array(few.resize(image.size, Image.Resampling.BOX))
-
-
-def jpeg_compression(x: np.ndarray, rng: np.random.Generator, quality: int) -> np.ndarray:
-    file = io.BytesIO()
-    as_image(x).save(file, "JPEG", quality=quality)
-    return as_array(open_image(file.getvalue()))
-
-
-# What each does to (H, W, C) floating-point images, 0 to 1, and its settings at the five severities: those published
-# for ImageNet-C but for the departures that `corrupt` lists. Lengths are for a shorter side of 224 pixels.
-TABLE: dict[str, tuple[Callable[..., np.ndarray], tuple[tuple[Any, ...], ...]]] = {
-    "gaussian_noise": (gaussian_noise, ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,))),
-    "shot_noise": (shot_noise, ((60,), (25,), (12,), (5,), (3,))),
-    "impulse_noise": (impulse_noise, ((0.03,), (0.06,), (0.09,), (0.17,), (0.27,))),
-    "defocus_blur": (defocus_blur, ((3,), (4,), (6,), (8,), (10,))),
-    "glass_blur": (glass_blur, ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))),
-    "motion_blur": (motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),
-    "zoom_blur": (zoom_blur, ((11, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03))),
+# The settings of each function in `effects` at the five severities: those published for ImageNet-C but for the
+# departures that `corrupt` lists.
+TABLE: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "gaussian_noise": ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,)),
+    "shot_noise": ((60,), (25,), (12,), (5,), (3,)),
+    "impulse_noise": ((0.03,), (0.06,), (0.09,), (0.17,), (0.27,)),
+    "defocus_blur": ((3,), (4,), (6,), (8,), (10,)),
+    "glass_blur": ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
+    "motion_blur": ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
+    "zoom_blur": ((11, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03)),
     "snow": (
-        snow,
-        (
-            (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-            (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-            (0.55, 0.3, 4, 0.85, 12, 8, 0.7),
-            (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
-            (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
-        ),
+        (0.1, 3, 0.5, 10, 4, 0.8),
+        (0.2, 2, 0.5, 12, 4, 0.7),
+        (0.55, 4, 0.85, 12, 8, 0.7),
+        (0.55, 4.5, 0.85, 12, 8, 0.65),
+        (0.55, 2.5, 0.85, 12, 12, 0.55),
     ),
-    "frost": (frost, ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.72), (0.6, 0.75))),
-    "fog": (fog, ((1.5, 2), (2, 2), (2.5, 1.7), (2.75, 1.5), (3, 1.4))),
-    "brightness": (brightness, ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,))),
-    "contrast": (contrast, ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,))),
-    "elastic_transform": (
-        elastic_transform,
-        ((0.3, 2.4, 2.4), (0.55, 2.4, 3.6), (0.8, 2.4, 4.9), (1.1, 2.4, 4.9), (1.9, 2.4, 4.9)),
-    ),
-    "pixelate": (pixelate, ((0.6,), (0.5,), (0.4,), (0.3,), (0.25,))),
-    "jpeg_compression": (jpeg_compression, ((25,), (18,), (15,), (10,), (7,))),
+    "frost": ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.72), (0.6, 0.75)),
+    "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.75, 1.5), (3, 1.4)),
+    "brightness": ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
+    "contrast": ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
+    "elastic_transform": ((0.3, 2.4), (0.55, 3.6), (0.8, 4.9), (1.1, 4.9), (1.9, 4.9)),
+    "pixelate": ((0.6,), (0.5,), (0.4,), (0.3,), (0.25,)),
+    "jpeg_compression": ((25,), (18,), (15,), (10,), (7,)),
 }
 CORRUPTIONS = tuple(TABLE)
 GROUPS = {"noise": CORRUPTIONS[:3], "blur": CORRUPTIONS[3:7], "weather": CORRUPTIONS[7:11], "digital": CORRUPTIONS[11:]}
@@ -156,9 +71,8 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
     if severity not in SEVERITIES:
         raise ValueError(f"severity={severity!r} is not in 1..5; choose 1 (mild) to 5 (severe)")
     _check(image)
-    corruption, settings = TABLE[name]
     rng = np.random.default_rng(mixed(int(seed), CORRUPTIONS.index(name)))
-    return as_bytes(corruption(image / 255, rng, *settings[int(severity) - 1]))
+    return effects.as_bytes(getattr(effects, name)(image / 255, rng, *TABLE[name][int(severity) - 1]))
 
 
 def _check(image: np.ndarray) -> None:

@@ -34,8 +34,8 @@ def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
     path = Path(path).expanduser()
     if not path.exists():
         near = nearest(path, ["scenes"]) + nearest_path(path)
-        kinds = "give a COCO .json, a folder with images and labels, or scenes"
-        raise FileNotFoundError(f"no such data: {path}; " + (f"did you mean {near[0]}?" if near else kinds))
+        hint = f"did you mean {near[0]}?" if near else "give a COCO .json, a folder with images and labels, or scenes"
+        raise FileNotFoundError(f"no such data: {path}; {hint}")
     refuse_odd(path)
     if path.is_file():
         return {"all": Dense("coco", find_images(path), path)}
@@ -51,10 +51,8 @@ def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
         return found
     if _pairs(path):
         raise ValueError(f"{path} holds masks of pixels, which are for segment; {task} needs a COCO file")
-    raise ValueError(
-        f"{path} holds no labelled images; expected a COCO JSON file beside its images, "
-        f"or a folder {'|'.join(IMAGES[:2])} and one of {'|'.join(MASKS[:3])} with PNG masks of the same names"
-    )
+    pair = f"a folder {'|'.join(IMAGES[:2])} and one of {'|'.join(MASKS[:3])} with PNG masks of the same names"
+    raise ValueError(f"{path} holds no labelled images; expected a COCO JSON file beside its images, or {pair}")
 
 
 def _here(folder: Path, task: DenseTask) -> dict[str, Dense]:

@@ -10,14 +10,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from ..decoding import UnreadableImage, within_memory
 from ..loading import Key, SourceDataset
 
-ALIGNED = 16  # bytes; what numbers of any kind may begin at
-
 
 class DenseBatch(NamedTuple):
-    """Images (C, H, W) of bytes and targets, classes of pixels (H, W) or dicts, as they leave the workers.
-
-    The other fields are those of `Batch`.
-    """
+    """Images (C, H, W) of bytes and targets, classes of pixels (H, W) or dicts; other fields are those of `Batch`."""
 
     images: list[Tensor]
     targets: list[Any]
@@ -33,7 +28,7 @@ class DenseBatch(NamedTuple):
         for place, tensor in tensors.items():
             size = tensor.numel() * tensor.element_size()
             kinds.append((place, tensor.dtype, tuple(tensor.shape), slice(start, start + size)))
-            start += size + -size % ALIGNED
+            start += size + -size % 16  # where numbers of any kind may begin
             leaves[place] = None
         block = torch.empty(start, dtype=torch.uint8)
         for place, _, _, within in kinds:
@@ -41,26 +36,15 @@ class DenseBatch(NamedTuple):
         return _received, (block, kinds, leaves, outline, self.keys, self.skipped, self.failure)
 
 
-def _received(
-    block: Tensor,
-    kinds: list[tuple[int, torch.dtype, tuple[int, ...], slice]],
-    leaves: list[Any],
-    outline: TreeSpec,
-    *others: Any,
-) -> DenseBatch:
+def _received(block: Tensor, kinds: list[tuple], leaves: list[Any], outline: TreeSpec, *others: Any) -> DenseBatch:
     for place, dtype, shape, within in kinds:
         leaves[place] = block[within].view(dtype).reshape(shape)
     return DenseBatch(*tree_unflatten(leaves, outline), *others)
 
 
 class DenseDataset(SourceDataset):
-    """Images with targets, transformed and skipped as by `SourceDataset`. Wrong labels are never skipped: they are why
-    there is no batch.
-
-    Args:
-        source: By index an image with its target, and `name`.
-        transform: (PIL image, target) -> bytes (C, H, W) and target; None if the source gives these.
-    """
+    """Images with targets, transformed and skipped as by `SourceDataset`, as they are without a transform. Wrong labels
+    are never skipped: they are why there is no batch."""
 
     def __getitems__(self, keys: Sequence[Key]) -> DenseBatch:
         images, targets, kept, skipped = [], [], [], []

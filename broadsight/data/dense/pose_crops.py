@@ -1,6 +1,6 @@
 """Crops of objects with keypoints, the input of a top-down pose model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,39 +9,30 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
 
-from .object_geometry import GROUND
 from .pose_geometry import apply_affine, crop_affine, encode, invert_affine
-from .view import DenseData
-
-TURNED = 0.6  # probability of a rotation
+from .transforms import GROUND
 
 
 class PoseCrops(Dataset):
     """A crop for each object that has a labelled keypoint, with heat maps of its keypoints.
 
-    Items are bytes (C, H, W) and a dict:
-        heatmaps: (K, H / stride, W / stride).
-        weights: (K,), 1 for keypoints to be learned.
-        meta: `image` (index in the data), `place` (among its objects), `image_id`, `label`, `box` (4,) and `area` in
-            the image, `score` of the box, and `matrix` (2, 3) from crop to image.
-
-    In training crops are scaled, turned and mirrored by numbers from torch's global generator.
+    Items are bytes (C, H, W) and a dict of heatmaps (K, H / stride, W / stride), weights (K,), 1 for keypoints to be
+    learned, and meta: `image` (index in the data), `place` (among its objects), `image_id`, `label`, `box` (4,) and
+    `area` in the image, `score` of the box, and `matrix` (2, 3) from crop to image. In training crops are scaled,
+    turned and mirrored by numbers from torch's global generator.
 
     Args:
         dataset: Images with boxes and keypoints. All targets are read once.
-        input_size: Height and width of a crop.
         pairs: Keypoints that change places when a crop is mirrored.
         rotation: Standard deviation of the angle in degrees of the crops that are turned; at most twice that.
         scale: Standard deviation of the factor on the crop's region, and the most that it differs from 1.
         hflip: Probability of mirroring.
-        padding, stride, sigma: As for `crop_affine` and `encode`.
-        detections: For each image boxes (M, 4), scores (M,) and labels (M,), 1 if there are none, to be cropped
-            instead of the labelled objects, in evaluation alone.
+        sigma: As for `encode`.
     """
 
     def __init__(
         self,
-        dataset: DenseData,
+        dataset: Any,
         *,
         training: bool,
         input_size: tuple[int, int] = (256, 192),
@@ -49,34 +40,25 @@ class PoseCrops(Dataset):
         rotation: float = 40.0,
         scale: float = 0.3,
         hflip: float = 0.5,
-        padding: float = 1.25,
-        stride: int = 4,
         sigma: float = 2.0,
-        detections: Sequence[Mapping[str, Tensor]] | None = None,
     ):
-        if detections is not None and len(detections) != len(dataset):
-            raise ValueError(f"detections are for {len(detections)} images; expected one of each of {len(dataset)}")
-        if detections is not None and training:
-            raise ValueError("detections have no keypoints to learn from; leave them out, or give training=False")
         self.dataset, self.training, self.input_size = dataset, training, input_size
-        self.rotation, self.scale, self.hflip, self.padding = rotation, scale, hflip, padding
-        self.stride, self.sigma = stride, sigma
+        self.rotation, self.scale, self.hflip, self.sigma = rotation, scale, hflip, sigma
         self.keypoint_names = tuple(getattr(dataset, "keypoint_names", ()))
         swapped = dict([*pairs, *((b, a) for a, b in pairs)])
         self._order = [swapped.get(i, i) for i in range(len(self.keypoint_names))]
         self._ids: list[Any] = []
-        found = [self._objects(i, None if detections is None else detections[i]) for i in range(len(dataset))]
+        found = [self._objects(i) for i in range(len(dataset))]
         counts = torch.tensor([len(one["boxes"]) for one in found], dtype=torch.int64)
         self._images = torch.arange(len(dataset)).repeat_interleave(counts)
         self._rows = {key: torch.cat([one[key] for one in found]) for key in found[0]} if found else {}
-        if not len(self._images) and detections is None:
+        if not len(self._images):
             raise ValueError("no object has a labelled keypoint; expected at least one to crop")
 
     def __len__(self) -> int:
         return len(self._images)
 
     def name(self, i: int) -> str:
-        """The image's, and which of its objects."""
         return f"{self.dataset.name(int(self._images[i]))}#{int(self._rows['place'][i])}"
 
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Any]]:
@@ -88,17 +70,9 @@ class PoseCrops(Dataset):
         pixels = cut_out(self.dataset.open(image), back[0], self.input_size)
         points = row["keypoints"][self._order] if mirrored else row["keypoints"]
         points = apply_affine(points[None].double(), there)
-        heatmaps, weights = encode(points, self.input_size, stride=self.stride, sigma=self.sigma)
-        meta = dict(
-            image=image,
-            place=int(row["place"]),
-            image_id=self._ids[image],
-            label=int(row["labels"]),
-            box=row["boxes"],
-            area=float(row["area"]),
-            score=float(row["scores"]),
-            matrix=back[0].float(),
-        )
+        heatmaps, weights = encode(points, self.input_size, sigma=self.sigma)
+        meta = dict(image=image, place=int(row["place"]), image_id=self._ids[image], label=int(row["labels"]))
+        meta |= dict(box=row["boxes"], area=float(row["area"]), score=1.0, matrix=back[0].float())
         return pixels, dict(heatmaps=heatmaps[0].float(), weights=weights[0].float(), meta=meta)
 
     def _matrix(self, box: Tensor) -> tuple[Tensor, bool]:
@@ -107,36 +81,25 @@ class PoseCrops(Dataset):
         mirrored = False
         if self.training:
             factor, angle = torch.randn(2).tolist()
-            turned, mirrored = float(torch.rand(())) < TURNED, float(torch.rand(())) < self.hflip
+            turned, mirrored = float(torch.rand(())) < 0.6, float(torch.rand(())) < self.hflip
             factor = max(-self.scale, min(factor * self.scale, self.scale))
             angle = max(-2 * self.rotation, min(angle * self.rotation, 2 * self.rotation)) if turned else 0.0
-        boxes, size = box[None].double(), self.input_size
-        matrix = crop_affine(boxes, size, padding=self.padding, scale=1 + factor, rotation=angle)
+        matrix = crop_affine(box[None].double(), self.input_size, scale=1 + factor, rotation=angle)
         if mirrored:
             matrix[:, 0] *= -1
             matrix[:, 0, 2] += self.input_size[1]
         return matrix, mirrored
 
-    def _objects(self, i: int, detections: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    def _objects(self, i: int) -> dict[str, Tensor]:
         """Rows of the objects of an image that are cropped."""
         target = self.dataset.target(i)
         self._ids.append(target["image_id"])
-        if detections is not None:
-            return self._found(detections)
         boxes, points = target["boxes"].as_subclass(Tensor), target["keypoints"]
         sides = boxes[:, 2:] - boxes[:, :2]
         use = (target["iscrowd"] == 0) & (sides > 0).all(1) & (points[..., 2] > 0).any(1)
         rows = dict(boxes=boxes, keypoints=points, labels=target["labels"], area=target["area"])
-        rows |= dict(place=torch.arange(len(boxes)), scores=torch.ones(len(boxes)))
+        rows["place"] = torch.arange(len(boxes))
         return {key: value[use] for key, value in rows.items()}
-
-    def _found(self, detections: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        boxes = detections["boxes"].detach().cpu().float().reshape(-1, 4)
-        count = len(boxes)
-        labels = detections.get("labels", torch.ones(count, dtype=torch.int64))
-        rows = dict(boxes=boxes, labels=labels.cpu(), scores=detections["scores"].detach().cpu().float())
-        rows |= dict(area=(boxes[:, 2:] - boxes[:, :2]).prod(1), place=torch.arange(count))
-        return rows | dict(keypoints=torch.zeros(count, len(self.keypoint_names), 3))
 
 
 def cut_out(image: Image.Image, matrix: Tensor, size: tuple[int, int]) -> Tensor:

@@ -11,22 +11,6 @@ from torch import Tensor
 REACH = 3  # standard deviations; beyond these nothing is left of a Gaussian
 
 
-def person_crop(
-    boxes: Tensor, input_size: tuple[int, int] = (256, 192), *, padding: float = 1.25
-) -> tuple[Tensor, Tensor]:
-    """Boxes (N, 4), x1 y1 x2 y2, grown by `padding` and to the aspect of a crop of (H, W).
-
-    Returns centres (N, 2), x and y, and extents (N, 2), width and height, in pixels of the image. Sides of boxes below
-    a pixel count as a pixel.
-    """
-    boxes = boxes if boxes.is_floating_point() else boxes.float()
-    low, high = boxes[:, :2], boxes[:, 2:]
-    width, height = (high - low).clamp(min=1).unbind(1)
-    aspect = input_size[1] / input_size[0]
-    width = torch.maximum(width, height * aspect)
-    return (low + high) / 2, torch.stack([width, width / aspect], 1) * padding
-
-
 def crop_affine(
     boxes: Tensor,
     input_size: tuple[int, int] = (256, 192),
@@ -35,15 +19,19 @@ def crop_affine(
     scale: float | Tensor = 1.0,
     rotation: float | Tensor = 0.0,
 ) -> Tensor:
-    """Matrices (N, 2, 3) from pixels of the image to those of a crop (H, W) around each box (N, 4).
+    """Matrices (N, 2, 3) from pixels of the image to those of a crop (H, W) around each box (N, 4), x1 y1 x2 y2.
 
     Args:
-        padding: How much larger than the box the region is that fills the crop.
+        padding: How much larger the region that fills the crop is than the box, whose sides count as a pixel or more,
+            after this has grown to the aspect of the crop.
         scale: Factor on that region, one or (N,); above 1 the person appears smaller.
         rotation: Degrees by which the image is turned counter-clockwise about the box's centre, one or (N,).
     """
-    centres, extents = person_crop(boxes, input_size, padding=padding)
-    zoom = input_size[1] / (extents[:, 0] * torch.as_tensor(scale).to(centres))  # N
+    boxes = boxes if boxes.is_floating_point() else boxes.float()
+    low, high = boxes[:, :2], boxes[:, 2:]
+    centres, (width, height) = (low + high) / 2, (high - low).clamp(min=1).unbind(1)
+    width = torch.maximum(width, height * (input_size[1] / input_size[0])) * padding
+    zoom = input_size[1] / (width * torch.as_tensor(scale).to(centres))  # N
     angle = torch.deg2rad(torch.as_tensor(rotation).to(centres))
     cos, sin = zoom * angle.cos(), zoom * angle.sin()
     turn = torch.stack([cos, sin, -sin, cos], 1).unflatten(1, (2, 2))  # y points down
@@ -66,16 +54,13 @@ def apply_affine(points: Tensor, matrices: Tensor) -> Tensor:
 def encode(
     points: Tensor, input_size: tuple[int, int] = (256, 192), *, stride: int = 4, sigma: float = 2.0
 ) -> tuple[Tensor, Tensor]:
-    """Heat maps with a Gaussian of height 1 exactly at each keypoint, not at the nearest cell.
+    """Heat maps (N, K, ceil(H / stride), ceil(W / stride)) with a Gaussian of height 1 exactly at each keypoint, and
+    weights (N, K): 1 for what is to be learned; 0, with an empty map, for points not labelled or beyond their reach.
 
     Args:
         points: (N, K, 3), x and y in pixels of the crop (H, W), and 0 for points that are not labelled.
         stride: Pixels of the crop per cell.
         sigma: Standard deviation in cells.
-
-    Returns:
-        Heat maps (N, K, ceil(H / stride), ceil(W / stride)) and weights (N, K): 1 for what is to be learned; 0, with an
-        empty map, for points not labelled or so far outside that their Gaussian does not reach the crop.
     """
     cells = [-(-side // stride) for side in input_size]
     place = points[..., :2] / stride - 0.5  # in cells, whose centres are whole numbers: N K 2

@@ -1,4 +1,4 @@
-"""From what a user calls DATA to two sets of images with boxes, masks, keypoints or classes of pixels."""
+"""From what a user calls DATA to images with boxes, masks, keypoints or classes of pixels: both parts, or one."""
 
 import copy
 import json
@@ -21,41 +21,40 @@ from ..sources.sample_table import some
 from ..sources.scenes import SCENES, scenes_count
 from ..stratify import METHOD, missed, stratified, turn
 from .layout import TASKS, Dense, DenseTask, find_parts
-from .presence import labels_of_images, told_quickly, without_labels
 from .samples import mapped
-from .view import IGNORE, CocoPixels, DenseData, DenseView
+from .view import IGNORE, CocoPixels, DenseView, labels_of_images, told_quickly, without_labels
 
 PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all coordinates of ours, are edges
 
 Pairs = tuple[tuple[int, int], ...]
 Parts = dict[str, DenseView]
+NO_POINTS: tuple = (), (), (), 0.0
 
 
 @dataclass(frozen=True)
 class DenseSplits:
-    """The images that DATA names.
-
-    Attributes:
-        train, val: The two data sets; both number the classes alike.
-        classes: Names. For objects without the background, the first having label 1; for pixels those that masks hold.
-        keypoint_names: In the order of targets; empty for other tasks, as are the next two.
-        flip_pairs: Keypoints that change places when an image is mirrored.
-        skeleton: Keypoints, counted from 0, to be joined by lines.
-        keypoint_offset: Added to the keypoints of the COCO file; to be taken off from COCO results.
-        notes: What the user should know, a line each.
-        description: What was found, as plain types for JSON: kind, places, counts, hold-out, and a fingerprint of
-            names and objects, by which a resumed run notices other data. Training adds `contents`.
-    """
+    """The images that DATA names; both parts number the classes alike."""
 
     train: DenseView
     val: DenseView
-    classes: tuple[str, ...]
-    keypoint_names: tuple[str, ...]
-    flip_pairs: Pairs
-    skeleton: Pairs
-    keypoint_offset: float
-    notes: tuple[str, ...]
+    classes: tuple[str, ...]  # of objects without the background, the first having label 1; else those that masks hold
+    keypoint_names: tuple[str, ...]  # in the order of targets; empty for other tasks, as are the next two
+    flip_pairs: Pairs  # keypoints that change places when an image is mirrored
+    skeleton: Pairs  # keypoints, counted from 0, to be joined by lines
+    keypoint_offset: float  # added to the keypoints of the COCO file; to be taken off from COCO results
+    notes: tuple[str, ...]  # what the user should know, a line each
+    # Plain types for JSON: kind, places, counts, hold-out, and a fingerprint of names and objects, by which a resumed
+    # run notices other data. Training adds `contents`.
     description: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DensePart:
+    """Labelled images to evaluate on, whose classes are numbered as the model's are."""
+
+    images: DenseView
+    notes: tuple[str, ...]  # what the user should know
+    description: dict[str, Any]  # what was resolved, as plain types
 
 
 def resolve_dense(
@@ -74,12 +73,8 @@ def resolve_dense(
 
     Args:
         data: None or "scenes" (also "scenes:COUNT"), or a path as for `find_parts`.
-        task: "detect" (boxes), "instances" (boxes and masks), "keypoints" or "segment" (classes of pixels). A COCO
-            file does for all of them; for segment, see `CocoPixels`.
         val: Path of the images to validate on; without it, those that DATA sets apart or else a hold-out.
         split: Fraction of the images to hold out where nothing is set apart for validation; 0.1 if None.
-        seed: Of the hold-out and of the scenes.
-        channels: 3 for RGB, 1 for grey.
         scenes_size: Side of the scenes in pixels, or height and width.
         scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
         method: Of the hold-out, as a run began with it; see `stratify.METHOD`.
@@ -98,8 +93,69 @@ def resolve_dense(
         raise ValueError(f"permission denied: {error.filename}; make it readable for this user") from None
 
 
+def open_dense_part(
+    data: str,
+    task: DenseTask,
+    part: str = "auto",
+    *,
+    classes: Sequence[str],
+    category_ids: dict[int, int],
+    keypoint_names: Sequence[str] = (),
+    split: float | None = None,
+    seed: int = 0,
+    channels: int = 3,
+    scenes_size: int = 128,
+    method: int = METHOD,
+) -> DensePart:
+    """One part of DATA; other arguments are as for `resolve_dense`.
+
+    Args:
+        part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
+            scenes, "test" are those parts; "all" is for data without parts.
+        classes, category_ids, keypoint_names: Of the model.
+        split: Where nothing is set apart, that of the training that held these images out (or "train", the rest).
+    """
+    if split is not None and not 0 < split < 1:
+        raise ValueError(f"--split {split}; expected a part between 0 and 1, such as 0.1")
+    if data == "scenes" or data.startswith("scenes:"):
+        if split is not None:
+            raise ValueError("scenes validate on scenes of their own; --split is for other data")
+        if part == "all":
+            raise ValueError("scenes have the parts train, val and test; leave --part out for val")
+        count, key = scenes_count(data), "val" if part == "auto" else part
+        scenes = Scenes(count if key == "train" else count // 4, size=scenes_size, seed=seed, split=key)
+        about = dict(kind="scenes", data=data, part=key, place=f"scenes/{key}", images=len(scenes))
+        return DensePart(view_scenes(scenes, task, channels), (), about | dict(size=scenes_size, seed=seed))
+    parts = {key: found for key, found in find_parts(data, task).items() if not key.startswith("unused")}
+    order = {"auto": ("val", "all", "train"), "val": ("val", "all"), "train": ("train", "all"), "all": ("all",)}
+    chosen = next((name for name in order.get(part, ()) if name in parts), None)
+    if chosen is None or (chosen == "all" and part in ("train", "val") and split is None):
+        raise ValueError(f"{data} has no part {part!r}; it has {', '.join(parts)}; leave --part out, or give --split")
+    if split is not None and chosen != "all":
+        raise ValueError(f"--split {split}, but {data} has parts of its own: {', '.join(parts)}; leave --split out")
+    found = parts[chosen]
+    dataset = open_found(found, task, channels, class_file_of(found, Path(data)))
+    if extra := [name for name in dataset.classes if name not in classes]:
+        raise ValueError(f"{found.labels} has classes that the model has not: {some(extra)}; remove them from it")
+    points = tuple(getattr(dataset, "keypoint_names", ()))
+    if task == "keypoints" and points != tuple(keypoint_names):
+        what = f"{found.labels} has keypoints {some(points)} but the model {some(keypoint_names)}"
+        raise ValueError(f"{what}; expected the same")
+    rows = None
+    if chosen == "all" and split is not None:
+        shown = labels_of_images(dataset) if method > 1 else None
+        held = held_out(all_names(dataset), split, seed, str(found.labels), shown)
+        rows = np.flatnonzero(~held if part == "train" else held)
+    offset = PIXEL_CENTRE if task == "keypoints" else 0.0
+    view = DenseView(dataset, rows, classes=classes, others_ids=category_ids, points=offset)
+    if task == "segment" and found.kind == "coco" and not any(map(any, labels_of_images(view))):
+        raise ValueError(f"{found.labels} has no objects to evaluate on; expected annotations with masks in its images")
+    notes = [f"{data} has a part to train on alone, so that one is evaluated"] * (part == "auto" and chosen == "train")
+    about = dict(kind=found.kind, data=data, part=chosen, place=str(found.labels), images=len(view), split=split)
+    return DensePart(view, (*notes, *getattr(dataset, "notes", ())), about)
+
+
 def view_scenes(scenes: Scenes, task: DenseTask, channels: int) -> DenseView:
-    """Scenes with the targets of a task."""
     if task == "segment":
         return DenseView(SceneMasks(scenes, channels=channels))
     return DenseView(SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels))
@@ -109,19 +165,15 @@ def _scenes(
     data: str, task: DenseTask, count: int | None, size: int | tuple[int, int], seed: int, channels: int
 ) -> DenseSplits:
     count = scenes_count(data, SCENES if count is None else count)
-    numbers = {"train": count, "val": count // 4}
-    views = {
-        key: view_scenes(Scenes(number, size=size, seed=seed, split=key), task, channels)
-        for key, number in numbers.items()
-    }
-    lines = {key: [view.name(i) for i in range(len(view))] for key, view in views.items()}
+    drawn = {key: Scenes(n, size=size, seed=seed, split=key) for key, n in (("train", count), ("val", count // 4))}
+    views = {key: view_scenes(scenes, task, channels) for key, scenes in drawn.items()}
     notes = ["./scenes is a folder, but scenes are the built-in images"] * Path("scenes").is_dir()
     about: dict[str, Any] = dict(kind="scenes", task=task, train="scenes", val="scenes", seed=seed)
     about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
     if told_quickly(views["val"]):
         notes += without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes")
-    points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else None
-    return _splits(views, points, notes, about, lines)
+    points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else NO_POINTS
+    return _splits(views, points, notes, about, {key: all_names(view) for key, view in views.items()})
 
 
 def _files(
@@ -140,7 +192,6 @@ def _files(
         apart = others.get("val") or others.get("all") or others["train"]
     elif apart and split is not None:
         raise ValueError(f"split={split}, but {apart.labels} is set apart to validate; leave split out")
-
     names = class_file_of(found, data)
     dataset = open_found(found, task, channels, names)
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
@@ -157,7 +208,6 @@ def _files(
         _check_alike(dataset, other, found.labels, apart.labels)
         train = DenseView(dataset, points=offset)
         valid = DenseView(other, classes=train.classes, others_ids=train.category_ids, points=offset)
-
     views = {"train": train, "val": valid}
     places = {"train": found.labels, "val": (apart or found).labels}
     told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.source, "notes", ())]
@@ -167,32 +217,26 @@ def _files(
     about: dict[str, Any] = dict(kind=found.kind, task=task, split=fraction, seed=seed)
     about |= {key: str(place) for key, place in places.items()}
     about["objects"] = {key: sum(map(len, rows)) for key, rows in listed.items()}
-    joints = train.keypoint_names
-    points = (joints, mirrored(joints), _skeleton(found.labels, len(joints)), offset) if task == "keypoints" else None
+    points, joints = NO_POINTS, train.keypoint_names
+    if task == "keypoints":
+        points = joints, mirrored(joints), _skeleton(found.labels, len(joints)), offset
     return _splits(views, points, notes, about, lines)
 
 
-def _splits(
-    views: Parts,
-    points: tuple[tuple[str, ...], Pairs, Pairs, float] | None,
-    notes: Sequence[str],
-    about: dict[str, Any],
-    lines: dict[str, list[str]],
-) -> DenseSplits:
+def _splits(views: Parts, points: tuple, notes: Sequence[str], about: dict, lines: dict[str, list]) -> DenseSplits:
     """With counts, and a fingerprint of lines that name the images and what they hold, in any order."""
     classes = views["train"].classes
     counts = {key: len(view) for key, view in views.items()}
     about |= dict(counts=counts, classes=len(classes), fingerprint=fingerprint(lines))
-    return DenseSplits(views["train"], views["val"], classes, *(points or ((), (), (), 0.0)), tuple(notes), about)
+    return DenseSplits(views["train"], views["val"], classes, *points, tuple(notes), about)
 
 
-def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | None) -> DenseData:
+def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | None) -> Any:
     """The data set that lies there, by the numbers of its own classes; `classes` names those of masks."""
     if found.kind == "masks" and task != "segment":
         raise ValueError(f"{found.labels} holds masks of pixels, which are for segment; {task} needs a COCO file")
-    dataset: DenseData
     if found.kind == "masks":
-        dataset = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
+        dataset: Any = MaskFolder(found.images, found.labels, classes=classes, ignore=IGNORE, channels=channels)
     else:
         options = dict(masks=task in ("instances", "segment"), keypoints=task == "keypoints")
         dataset = CocoDataset(found.labels, found.images, channels=channels, **options)
@@ -208,7 +252,7 @@ def class_file_of(found: Dense, root: Path) -> Path | None:
     return None if found.kind == "coco" else class_file(found.images, found.labels, root.expanduser())
 
 
-def all_names(dataset: DenseData) -> list[str]:
+def all_names(dataset: Any) -> list[str]:
     return [dataset.name(i) for i in range(len(dataset))]
 
 
@@ -221,18 +265,15 @@ def held_out(
     if classes is not None:
         held = stratified(names, classes, fraction, seed)
         if not held.any():
-            raise ValueError(
-                f"{place} has no image that can be held out without losing a class in training; "
-                "give the images to validate on (val)"
-            )
+            what = f"{place} has no image that can be held out without losing a class in training"
+            raise ValueError(f"{what}; give the images to validate on (val)")
         return held
     count = min(max(round(fraction * len(names)), 1), len(names) - 1)
-    held = np.zeros(len(names), bool)
-    held[np.argsort([turn(name, seed) for name in names], kind="stable")[:count]] = True
-    return held
+    order = np.argsort([turn(name, seed) for name in names], kind="stable")
+    return np.isin(np.arange(len(names)), order[:count])
 
 
-def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: int) -> list[str]:
+def _kept(dataset: Any, shown: list[list[int]], held: np.ndarray, method: int) -> list[str]:
     """Which classes the hold-out does not show, and why."""
     if method == 1:
         return ["these are held out as when the run began, without a look at their classes"]
@@ -243,7 +284,7 @@ def _kept(dataset: DenseData, shown: list[list[int]], held: np.ndarray, method: 
     return notes + [f"{what}: {some(others, 20)}"] * bool(others)
 
 
-def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -> None:
+def _check_alike(train: Any, valid: Any, place: Path, other: Path) -> None:
     """Refuse classes that validate but do not train, and other keypoints."""
     if len(set(train.classes)) < len(train.classes) and tuple(train.classes) != tuple(valid.classes):
         twice = next(name for name in train.classes if list(train.classes).count(name) > 1)
@@ -257,22 +298,21 @@ def _check_alike(train: DenseData, valid: DenseData, place: Path, other: Path) -
 
 def _listed(view: DenseView) -> list[list[int]]:
     """Labels of the objects of each image, without drawing masks; none for classes of pixels."""
-    inner: Any = view.source
-    coco = inner.coco if isinstance(inner, CocoPixels) else inner
+    pixels = isinstance(view.source, CocoPixels)
+    coco: Any = view.source.coco if pixels else view.source
     if not isinstance(coco, CocoDataset):
-        return [[] for _ in range(len(view))]
+        return [[]] * len(view)
     bare = copy.copy(coco)
     bare.masks = False
-    renumbered = DenseView(bare, view.rows, classes=view.classes[isinstance(inner, CocoPixels) :])
+    renumbered = DenseView(bare, view.rows, classes=view.classes[pixels:])
     return [renumbered.target(i)["labels"].tolist() for i in range(len(view))]
 
 
 def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool) -> list[str]:
     """What cannot be learnt or judged for want of labels; an error if that is everything."""
-    notes = []
-    train, pixels = views["train"], task == "segment"
-    if len(train.classes) < 2 and pixels:
-        raise ValueError(f"{places['train']} has one class only, {train.classes[0]!r}; segmentation needs two")
+    notes, names = [], views["train"].classes
+    if len(names) < 2 and task == "segment":
+        raise ValueError(f"{places['train']} has one class only, {names[0]!r}; segmentation needs two")
     for key, verb in (("train", "train on"), ("val", "validate on")):
         view, place = views[key], str(places[key])
         if key == "train" and apart and isinstance(view.source, MaskFolder):
@@ -281,10 +321,8 @@ def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool
         if isinstance(view.source, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
         if key == "val" and not apart and not any(shown):
-            raise ValueError(
-                f"{place} has too few labelled images to hold some out, since training keeps one of each class; "
-                "give the images to validate on (val)"
-            )
+            what = f"{place} has too few labelled images to hold some out, since training keeps one of each class"
+            raise ValueError(f"{what}; give the images to validate on (val)")
         notes += without_labels(view, shown, verb, place)
     return notes
 
@@ -292,8 +330,8 @@ def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool
 def mirrored(names: Sequence[str]) -> Pairs:
     """Pairs of keypoints whose names differ in left and right."""
     place = {name.lower(): i for i, name in enumerate(names)}
-    others = ((i, place.get(name.replace("left", "right"))) for name, i in place.items() if "left" in name)
-    return tuple((i, other) for i, other in others if other is not None)
+    others = ((i, name.replace("left", "right")) for name, i in place.items() if "left" in name)
+    return tuple((i, place[other]) for i, other in others if other in place)
 
 
 def _skeleton(annotations: Path, count: int) -> Pairs:

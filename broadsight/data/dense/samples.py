@@ -3,7 +3,7 @@
 import json
 import mmap
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,23 +41,16 @@ def find_images(annotations: Path, name: str | None = None) -> Path:
             name = json.loads(found[1]) if found else ""
     if not name:
         return annotations.parent
-    places = [place for place in _places(annotations) if place.is_dir()]
+    # Where exporters put images: beside the file, or as COCO does, annotations/instances_val2017.json and val2017/
+    split = annotations.stem.rpartition("_")[2]
+    usual = dict.fromkeys(("", *IMAGES, "data", annotations.stem, split, f"images/{split}"))
+    tried = [folder / inner for folder in (annotations.parent, annotations.parent.parent) for inner in usual]
+    places = [place for place in tried if place.is_dir()]
     for place in places:
         if (place / name).is_file():
             return place
-    raise FileNotFoundError(
-        f"{annotations.name} lists {name}, which is not in {', '.join(map(str, places))}; move them there"
-    )
-
-
-def _places(annotations: Path) -> Iterator[Path]:
-    """Where exporters put images: beside the file, or as COCO does, annotations/instances_val2017.json and val2017/."""
-    split = annotations.stem.rpartition("_")[2]
-    for folder in (annotations.parent, annotations.parent.parent):
-        yield folder
-        for name in dict.fromkeys((*IMAGES, "data", annotations.stem, split)):
-            yield folder / name
-        yield folder / "images" / split
+    listed = ", ".join(map(str, places))
+    raise FileNotFoundError(f"{annotations.name} lists {name}, which is not in {listed}; move them there")
 
 
 def homes(annotations: Path) -> list[Path]:
@@ -70,12 +63,8 @@ def open_labelled(file: Path, size: tuple[int, int], channels: int, labels: str)
     """An image in mode RGB or L the way round in which its labels were drawn.
 
     Cameras store images lying on their side with a note (EXIF) to turn them. COCO's coordinates are those of the
-    pixels as stored, some labelling programs' those of the turned image. The size that the labels were made for
-    decides: as stored if that fits, which also settles squares and half turns, else turned.
-
-    Args:
-        size: Width and height of what was labelled.
-        labels: What has that size, for the error if the image has another.
+    pixels as stored, some labelling programs' those of the turned image. The size (width, height) that the labels were
+    made for decides: as stored if that fits, which also settles squares and half turns, else turned.
     """
     try:
         with open_image(file) as image:

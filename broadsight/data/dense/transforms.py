@@ -1,10 +1,11 @@
 """Augmentation for dense tasks: scale, crop, mirroring and colour, with boxes, masks and keypoints that follow.
 
 All is drawn from torch's global generator, which `seed_transforms` seeds. Images are resized without smoothing, as
-detectors do it in evaluation.
+detectors do it in evaluation. Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks
+(N, H, W), keypoints (N, K, 3), area (N,); anything else stays. x = 0 is the left edge. Nothing is changed in place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,33 +13,19 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.ops import box_iou
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from .layout import TASKS, DenseTask
-from .object_geometry import (
-    Target,
-    Window,
-    crop,
-    crop_planes,
-    flip,
-    ground_of,
-    left_over,
-    plain,
-    resize,
-    resize_image,
-    resize_masks,
-    take,
-)
 from .view import IGNORE
 
-LONGEST = {"segment": 4.0}  # times the shorter side, unless told; for all others COCO's 1333 to 800
-TRIES = 10
-LARGEST_SHARE = 0.75  # of one class in a crop for segmentation
-ZOOM_OUT = 4  # SSD's
-MOST_GROUND = 1 << 28  # pixels, of what an image may be put on: 800 MB
+GROUND = (124, 116, 104)  # what surrounds images: the mean of photographs
+TRIES = 10  # of a random crop
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
+
+Target = dict[str, Any]
+Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of the image
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,6 @@ class DenseTransforms:
     at the size at which they were drawn.
 
     Args:
-        task: "detect", "instances", "keypoints" or "segment".
         image_size: Pixels of the shorter side; for segment and `fixed`, of both.
         long_side: Most pixels of the longer side before the resize factor of segment, after that of the others; None
             for 4 times the shorter one in segment and 1333 to 800 in the others.
@@ -88,11 +74,8 @@ class DenseTransforms:
     def build(
         self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()
     ) -> Callable[[Image.Image, Any], tuple[Tensor, Any]]:
-        """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors.
-
-        In training crowds and objects that are cut away are left out, and keypoints outside of the image are
-        unlabelled. `flip_pairs` are the keypoints that change places when an image is mirrored.
-        """
+        """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors; in training without crowds and what
+        is cut away. `flip_pairs` are the keypoints that change places when an image is mirrored."""
         if not training:
             return _as_it_is
         return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
@@ -104,7 +87,7 @@ class DenseTransforms:
         short = self.image_size * factor
         if self.fixed:
             return round(short), round(short)
-        long = float(self.long_side or round(self.image_size * LONGEST.get(self.task, 1333 / 800)))
+        long = float(self.long_side or round(self.image_size * (4 if self.task == "segment" else 1333 / 800)))
         if self.task == "segment":
             long *= factor
         scale = min(short / min(height, width), long / max(height, width))
@@ -113,9 +96,9 @@ class DenseTransforms:
     def colours(self) -> Callable[[Tensor], Tensor]:
         """The colour augmentation of an image of bytes (C, H, W)."""
         strength = self.color_jitter
-        ranges = dict(brightness=strength / 4, contrast=strength, saturation=strength, hue=strength / 10)
         if not strength:
             return nn.Identity()
+        ranges = dict(brightness=strength / 4, contrast=strength, saturation=strength, hue=strength / 10)
         if self.crop == "iou":
             around = {name: (float(name != "hue") - by, float(name != "hue") + by) for name, by in ranges.items()}
             return v2.RandomPhotometricDistort(**around)  # ty: ignore[invalid-argument-type]
@@ -161,19 +144,16 @@ class ObjectTraining:
 
 
 def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-    """SSD's crop of an image, half of the time put on a ground up to four times as large.
+    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it.
 
     A drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. Windows
     have 0.3 to 1 of each side and an aspect of 0.5 to 2. Where none of 40 does, another share is drawn. The rules are
     those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one and take ten times as long.
-
-    Returns:
-        The window, and the objects (N,) whose centres are in it.
     """
     top, left, everything = 0, 0, torch.ones(len(boxes), dtype=torch.bool)
     if torch.rand(()) < 0.5:
-        factor, down, right = (torch.rand(3) * torch.tensor([ZOOM_OUT - 1, 1, 1])).tolist()
-        factor = min(factor, max(0.0, (MOST_GROUND / (height * width)) ** 0.5 - 1))
+        factor, down, right = (torch.rand(3) * torch.tensor([3, 1, 1])).tolist()
+        factor = min(factor, max(0.0, ((1 << 28) / (height * width)) ** 0.5 - 1))  # a ground of 800 MB at most
         tall, wide = int(height * (1 + factor)), int(width * (1 + factor))
         top, left = -int((tall - height) * down), -int((wide - width) * right)
         height, width = tall, wide
@@ -221,7 +201,7 @@ class SegmentTraining:
         for _ in range(TRIES):
             top, left = (int(torch.randint(n, ())) for n in room)
             counts = torch.bincount(mask[top : top + side, left : left + side].flatten(), minlength=IGNORE + 1)[:IGNORE]
-            if counts.max() <= LARGEST_SHARE * counts.sum() and counts.any():
+            if counts.max() <= 0.75 * counts.sum() and counts.any():
                 break
         return top, left, side, side
 
@@ -229,3 +209,99 @@ class SegmentTraining:
 def _as_it_is(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
     target = plain(target) if isinstance(target, dict) else target.as_subclass(Tensor)
     return F.pil_to_tensor(image), target
+
+
+def plain(target: Target) -> Target:
+    """A target without torchvision's tensor classes, whose methods are slow."""
+    return {key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for key, value in target.items()}
+
+
+def take(target: Target, rows: Tensor) -> Target:
+    """Some of the objects (N,)."""
+    return {key: value[rows] if isinstance(value, Tensor) else value for key, value in target.items()}
+
+
+def resize_image(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.resize(pixels, list(size), InterpolationMode.BILINEAR, antialias=False)
+
+
+def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks (N, H, W) resized to (H, W) by the nearest pixel, so that values stay what they are."""
+    if not len(masks):
+        return masks.new_zeros((0, *size))
+    return F.resize(masks, list(size), InterpolationMode.NEAREST_EXACT)
+
+
+def resize(pixels: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
+    height, width = pixels.shape[1:]
+    if size == (height, width):
+        return pixels, target
+    by = torch.tensor([size[1] / width, size[0] / height])
+    target = target | dict(boxes=target["boxes"] * by.repeat(2), area=target["area"] * by.prod())
+    if "masks" in target:
+        target["masks"] = resize_masks(target["masks"], size)
+    if "keypoints" in target:
+        points = target["keypoints"]
+        target["keypoints"] = torch.cat([points[..., :2] * by, points[..., 2:]], 2)
+    return resize_image(pixels, size), target
+
+
+def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 0) -> Tensor:
+    """(N, H, W) -> (N, height, width); outside of the planes the value `ground`, or one for each plane."""
+    top, left, height, width = window
+    inner = planes[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    if inner.shape[1:] == (height, width):
+        return inner
+    cropped = planes.new_empty((len(planes), height, width))
+    cropped[:] = torch.as_tensor(ground, dtype=planes.dtype).reshape(-1, 1, 1)
+    down, right = max(-top, 0), max(-left, 0)
+    cropped[:, down : down + inner.shape[1], right : right + inner.shape[2]] = inner
+    return cropped
+
+
+def ground_of(pixels: Tensor) -> tuple[int, ...]:
+    return GROUND if len(pixels) == len(GROUND) else (sum(GROUND) // len(GROUND),) * len(pixels)
+
+
+def crop(pixels: Tensor, target: Target, window: Window) -> tuple[Tensor, Target]:
+    """The part in a window; boxes and keypoints may lie outside of it until `left_over`."""
+    corner = torch.tensor([window[1], window[0]])
+    target = target | dict(boxes=target["boxes"] - corner.repeat(2))
+    if "masks" in target:
+        target["masks"] = crop_planes(target["masks"], window)
+    if "keypoints" in target:
+        points = target["keypoints"]
+        target["keypoints"] = torch.cat([points[..., :2] - corner, points[..., 2:]], 2)
+    return crop_planes(pixels, window, ground_of(pixels)), target
+
+
+def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Tensor, Target]:
+    """Mirror left and right. Keypoint i of the result is keypoint swapped[i], or i if it has no counterpart."""
+    width = pixels.shape[2]
+    x1, y1, x2, y2 = target["boxes"].unbind(1)
+    target = target | dict(boxes=torch.stack([width - x2, y1, width - x1, y2], 1))
+    if "masks" in target:
+        target["masks"] = target["masks"].flip(2)
+    if "keypoints" in target:
+        points = target["keypoints"]
+        points = points[:, [swapped.get(i, i) for i in range(points.shape[1])]]
+        target["keypoints"] = torch.cat([width - points[..., :1], points[..., 1:]], 2)
+    return pixels.flip(2), target
+
+
+def left_over(target: Target, height: int, width: int) -> Target:
+    """Clip boxes to the image, and areas with them; drop objects below a pixel or without a visible pixel. Keypoints
+    outside become unlabelled, and all unlabelled ones 0, 0, 0."""
+    boxes = target["boxes"]
+    limits = boxes.new_tensor([width, height, width, height])
+    inside = torch.minimum(boxes.clamp(min=0), limits)
+    sides, before = inside[:, 2:] - inside[:, :2], boxes[:, 2:] - boxes[:, :2]
+    keep = (sides >= 1).all(1)
+    target = target | dict(boxes=inside, area=target["area"] * sides.prod(1) / before.prod(1).clamp(min=1e-9))
+    if "masks" in target:
+        keep &= target["masks"].bool().flatten(1).any(1)
+    if "keypoints" in target:
+        points = target["keypoints"]
+        there = (points[..., :2] >= 0).all(2) & (points[..., :2] <= limits[:2]).all(2) & (points[..., 2] > 0)
+        target["keypoints"] = torch.where(there[..., None], points, 0)
+    return take(target, keep)

@@ -1,7 +1,9 @@
-"""Data for dense tasks seen in another way: some of the images, other numbers of the classes, objects as pixels."""
+"""Data for dense tasks seen in another way, by other images, classes or pixels; and which labels they show."""
 
+import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,50 +13,27 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from ..sources.coco import CocoDataset
+from ..sources.mask_folders import MaskFolder
+from ..sources.sample_table import some
 from ..view import Rows
 
 IGNORE = 255  # pixels of no class
-DRAWN = 2000  # images of a COCO file that are drawn to see which classes have pixels
-
-
-class DenseData(Protocol):
-    """Images with targets by index: `CocoDataset`, `MaskFolder`, scenes, and views of them.
-
-    A target is a dict of objects as `CocoDataset.target` has it, or the class of each pixel (H, W).
-    """
-
-    @property
-    def classes(self) -> Sequence[str]: ...
-
-    def __len__(self) -> int: ...
-
-    def name(self, i: int, /) -> str: ...
-
-    def open(self, i: int, /) -> Image.Image: ...
-
-    def target(self, i: int, /) -> Any: ...
-
-    def __getitem__(self, index: int, /) -> tuple[Image.Image, Any]: ...
 
 
 class DenseView(Rows, Dataset):
     """Some images of a data set, with their classes as another numbers them.
 
     Args:
+        dataset: `CocoDataset`, `MaskFolder`, scenes, or a view of them, whose targets are objects or classes of pixels.
         indices: Of the images, in this order; all if None.
         classes: The classes by the other's numbers, among which all of the data set's own are; None for its own.
         others_ids: The other's `category_ids`, for the classes that the data set does not have.
-        points: Added to x and y of labelled keypoints: 0.5 turns indices of pixels, as COCO has them, into
-            coordinates like those of boxes, where the first pixel's centre is at 0.5.
-
-    Attributes:
-        category_ids: From a label to the id of its category; empty for classes of pixels.
-        keypoint_names: Empty for data without keypoints.
+        points: Added to x and y of labelled keypoints: 0.5 turns COCO's indices of pixels into coordinates of boxes.
     """
 
     def __init__(
         self,
-        dataset: DenseData,
+        dataset: Any,
         indices: Sequence[int] | np.ndarray | None = None,
         *,
         classes: Sequence[str] | None = None,
@@ -66,7 +45,7 @@ class DenseView(Rows, Dataset):
         own = tuple(dataset.classes)
         self.classes = own if classes is None else tuple(classes)
         self.keypoint_names = tuple(getattr(dataset, "keypoint_names", ()))
-        self.category_ids = dict(getattr(dataset, "category_ids", {}))
+        self.category_ids = dict(getattr(dataset, "category_ids", {}))  # by labels; empty for classes of pixels
         self._places: Tensor | None = None
         if self.classes != own:
             places = [self.classes.index(name) for name in own]
@@ -114,19 +93,14 @@ def labels_shown(dataset: Any, i: int) -> list[int]:
     if hasattr(dataset, "shown"):
         return dataset.shown(i)
     target = dataset.target(i)
-    labels = target["labels"] if isinstance(target, dict) else target.as_subclass(Tensor)
-    return [label for label in labels.unique().tolist() if isinstance(target, dict) or label != IGNORE]
+    if isinstance(target, dict):
+        return target["labels"].unique().tolist()
+    return [label for label in target.as_subclass(Tensor).unique().tolist() if label != IGNORE]
 
 
 class CocoPixels(DenseView):
-    """A COCO file for semantic segmentation: each pixel has the class of the object there, else "background".
-
-    Where objects overlap, the one that comes later in the file is seen. Crowds are ignored (255) where no object is
-    outlined in them.
-
-    Args:
-        coco: Opened with masks.
-    """
+    """A COCO file, opened with masks, for semantic segmentation: pixels have the class of the last object there, else
+    "background"; crowds are ignored (255) where no object is outlined in them."""
 
     ignore = IGNORE
 
@@ -150,12 +124,54 @@ class CocoPixels(DenseView):
 
     def shown(self, i: int) -> list[int]:
         """Classes that have pixels, ascending; of a large file those of its objects, some of which others may hide."""
-        if len(self.coco) > DRAWN:
+        if len(self.coco) > 2000:
             return [0, *self.coco.shown(i)]
         if i not in self._shown:
-            labels = self.target(i).as_subclass(Tensor).unique().tolist()
-            self._shown[i] = [label for label in labels if label != IGNORE]
+            self._shown[i] = [label for label in self.target(i).unique().tolist() if label != IGNORE]
         return self._shown[i]
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
         return self.open(index), self.target(index)
+
+
+def labels_of_images(dataset: Any) -> list[list[int]]:
+    """The labels that each image of a data set shows; masks are read for it, images are not."""
+    if not isinstance(_innermost(dataset), MaskFolder):
+        return [labels_shown(dataset, i) for i in range(len(dataset))]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(lambda i: labels_shown(dataset, i), range(len(dataset))))
+
+
+def told_quickly(view: DenseView) -> bool:
+    """Whether the labels of images are known without drawing thousands of scenes."""
+    return isinstance(_innermost(view), CocoDataset | MaskFolder) or len(view) <= 200
+
+
+def _innermost(view: Any) -> Any:
+    while isinstance(view, DenseView):
+        view = view.source
+    return view
+
+
+def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, place: str) -> list[str]:
+    """What cannot be learnt or scored for want of labels, given those of each image and where they are, a line each; an
+    error if that is everything. The verb is "train on", "validate on" or "evaluate on"."""
+    objects = bool(view.category_ids)
+    present = {label for labels in shown for label in labels}
+    if not present:
+        for i in range(0 if objects else min(len(view), 8)):
+            view.target(i)  # says what is wrong with a mask that cannot be read or holds other values
+        if getattr(_innermost(view), "keypoints", False):
+            raise ValueError(f"{place} has no labelled keypoint to {verb}; every visibility is 0")
+        what = "objects" if objects else "pixels of any class"
+        expected = "expected annotations, other than crowds, in its images" if objects else "every pixel is ignored"
+        raise ValueError(f"{place} has no {what} to {verb}; {expected}")
+    what, notes = "objects" if objects else "pixels", []
+    if lost := [name for label, name in enumerate(view.classes, int(objects)) if label not in present]:
+        notes.append(f"classes without {what} to {verb}: {some(lost, 20)} (of {len(view.classes)} classes)")
+    if objects and (empty := sum(not labels for labels in shown)):
+        notes.append(f"images without objects to {verb}: {empty:,} of {len(shown):,}")
+    if not objects and len(present) == 1 and verb != "train on":
+        only = view.classes[present.pop()]
+        notes.append(f"the images to {verb} show {only} alone, so mIoU and mAcc have no value: they need two classes")
+    return notes

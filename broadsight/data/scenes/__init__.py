@@ -1,8 +1,7 @@
 """Images to learn from without a download: textured objects made of known parts in front of clutter.
 
-A scene depends on its numbers alone: it is the same on every machine, in every process and at every size. The parts of
-an object and their arrangement tell its class; colours, textures, places and sizes do not, and single parts of other
-objects lie about as clutter. The most telling part can be left out.
+A scene depends on its numbers alone: it is the same on every machine and at every size. The parts of an object and
+their arrangement tell its class; colours, textures, places and sizes do not, and single parts of others lie about.
 """
 
 import zlib
@@ -22,33 +21,21 @@ from .objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS
 
 __all__ = ["CLASSES", "KEYPOINTS", "KEYPOINT_PAIRS", "PARTS", "Scene", "Scenes", "draw_scene"]
 
-WITHOUT = (None, "salient", "other")
 MEMORY = 256 * 2**20  # bytes of images that a process may keep when there is no folder for them
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """An image and its labels: N objects with K keypoints, the main object first.
+    """An image and its labels: N objects with K keypoints, the main object first."""
 
-    Args:
-        image: (H, W, 3) uint8.
-        label: The class of the main object: the largest, which only an occluder may cover.
-        boxes: (N, 4) float32, x0 y0 x1 y1 in pixels around the visible mask; x1 - x0 is its width.
-        labels: (N,) int64.
-        masks: (N, H, W) bool, the visible pixels; no pixel belongs to two objects.
-        parts: (N, H, W) uint8, the visible part at each pixel: 0 outside, else 1 + its place in PARTS.
-        keypoints: (N, K, 3) float32, x, y in pixels and 0 (absent or outside), 1 (hidden) or 2 (visible).
-        semantic: (H, W) uint8, 0 for the background, else 1 + the class.
-    """
-
-    image: np.ndarray
-    label: int
-    boxes: np.ndarray
-    labels: np.ndarray
-    masks: np.ndarray
-    parts: np.ndarray
-    keypoints: np.ndarray
-    semantic: np.ndarray
+    image: np.ndarray  # (H, W, 3) uint8
+    label: int  # the class of the main object: the largest, which only an occluder may cover
+    boxes: np.ndarray  # (N, 4) float32, x0 y0 x1 y1 in pixels around the visible mask; x1 - x0 is its width
+    labels: np.ndarray  # (N,) int64
+    masks: np.ndarray  # (N, H, W) bool, the visible pixels; no pixel belongs to two objects
+    parts: np.ndarray  # (N, H, W) uint8, the visible part at each pixel: 0 outside, else 1 + its place in PARTS
+    keypoints: np.ndarray  # (N, K, 3) float32, x, y in pixels and 0 (absent or outside), 1 (hidden) or 2 (visible)
+    semantic: np.ndarray  # (H, W) uint8, 0 for the background, else 1 + the class
 
 
 def draw_scene(
@@ -66,32 +53,28 @@ def draw_scene(
         index: From 0 up.
         size: Side, or height and width. Every size shows the same scene; only the noise of the pixels differs.
         seed: Other seeds give other scenes.
-        without: Leave out the "salient" part of the main object, or its "other" parts; what lies behind appears there,
-            and no other pixel changes.
+        without: Leave out the "salient" part of the main object, or its "other" parts; no other pixel changes.
         classes: The objects that occur. Every len(classes) scenes in a row show each of them once as the main one.
         split: "train", "val" or "test"; they share no scene.
     """
-    height, width = checked_size(size)
+    height, width = checked_size(size, without)
     plan = compose(index, seed, split, checked_classes(classes))
     image, patches = render(plan, height, width, without)
     return annotate(plan, image, patches, without)
 
 
-def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
+def checked_size(size: int | tuple[int, int], without: str | None) -> tuple[int, int]:
+    """Height and width, if they and what to leave out can be drawn."""
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 8:
         raise ValueError(f"size={size}; expected at least 8 pixels, less shows nothing")
+    if without not in (None, "salient", "other"):
+        raise ValueError(f"without={without!r} is not known; choose one of None, 'salient', 'other'")
     return height, width
-
-
-def check_without(without: str | None) -> None:
-    if without not in WITHOUT:
-        raise ValueError(f"without={without!r} is not known; choose one of {', '.join(map(repr, WITHOUT))}")
 
 
 def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np.ndarray, np.ndarray]:
     """The image (H, W, 3) and the visible patch at each pixel (H, W), both uint8."""
-    check_without(without)
     patches = plan.canvas.paint(height, width)
     rims = contours(patches)
     if without:
@@ -104,8 +87,7 @@ def render(plan: Plan, height: int, width: int, without: str | None) -> tuple[np
 
 def removed(plan: Plan, without: str | None) -> list[int]:
     """The parts of the main object that are not drawn."""
-    parts = plan.things[0].patches if without else ()
-    return [part for part in parts if (part == 0) == (without == "salient")]
+    return [part for part in plan.things[0].patches if without and (part == 0) == (without == "salient")]
 
 
 def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | None) -> Scene:
@@ -116,29 +98,20 @@ def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | 
     kept = [number for number, mask in enumerate(masks) if mask.any() or not number]
     masks = masks[kept]
     labels = np.array([plan.things[number].label for number in kept], np.int64)
-    keypoints = np.zeros((len(kept), len(KEYPOINTS), 3), np.float32)
-    for row, number in enumerate(kept):
-        keypoints[row] = locate(plan.things[number], masks[row], () if number else removed(plan, without))
-    of_class = np.zeros(len(plan.things) + 1, np.uint8)
-    of_class[1:] = [thing.label + 1 for thing in plan.things]
+    gone = removed(plan, without)
+    points = [locate(plan.things[n], mask, () if n else gone) for n, mask in zip(kept, masks, strict=True)]
+    boxes = [Image.fromarray(mask).getbbox() or (0, 0, 0, 0) for mask in masks]
+    of_class = [0, *(thing.label + 1 for thing in plan.things)]
     return Scene(
         image=image,
         label=int(labels[0]),
-        boxes=np.array([extent(mask) for mask in masks], np.float32),
+        boxes=np.array(boxes, np.float32),
         labels=labels,
         masks=masks,
         parts=part * masks,
-        keypoints=keypoints,
-        semantic=of_class[owner],
+        keypoints=np.array(points),
+        semantic=np.array(of_class, np.uint8)[owner],
     )
-
-
-def extent(mask: np.ndarray) -> tuple[int, int, int, int]:
-    """x0 y0 x1 y1 around the pixels of a mask (H, W); zeros if it is empty."""
-    columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
-    if not len(rows):
-        return 0, 0, 0, 0
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
 def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
@@ -157,11 +130,9 @@ def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
 
 
 class Scenes:
-    """A source of `count` scenes, drawn when first needed and kept.
+    """A source of `count` scenes, drawn when first needed and kept; other arguments are as for `draw_scene`.
 
     Args:
-        count: Number of scenes. Each class is the main one equally often, give or take one.
-        size, seed, split, without, classes: As for `draw_scene`.
         cache: Folder that keeps the images, shared by all processes and runs. Without one, each process keeps them in
             memory if all of them take less than 256 MB.
     """
@@ -179,8 +150,8 @@ class Scenes:
     ):
         if count < 0:
             raise ValueError(f"count={count}; expected a number of scenes, 0 or more")
-        check_without(without)
-        self.count, self.size, self.seed, self.split, self.without = count, checked_size(size), seed, split, without
+        self.count, self.size, self.seed, self.split = count, checked_size(size, without), seed, split
+        self.without = without
         self.classes = checked_classes(classes)
         main_class(0, seed, split, len(self.classes))  # complains now, not in a worker
         height, width = self.size

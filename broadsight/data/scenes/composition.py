@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, count
 
 import numpy as np
 
@@ -15,21 +16,13 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, eq=False)
 class Thing:
-    """An object of a scene.
+    """An object of a scene."""
 
-    Args:
-        label: Its class.
-        centre: In shares of width and height.
-        keypoints: (K, 2), from the centre, in shares of the shorter side.
-        on: (K,), the part that each keypoint lies on, -1 for one that the object does not have.
-        patches: As which patch each part is drawn.
-    """
-
-    label: int
-    centre: tuple[float, float]
-    keypoints: np.ndarray
-    on: list[int]
-    patches: dict[int, int]
+    label: int  # its class
+    centre: tuple[float, float]  # in shares of width and height
+    keypoints: np.ndarray  # (K, 2), from the centre, in shares of the shorter side
+    on: list[int]  # (K,), the part that each keypoint lies on, -1 for one that the object does not have
+    patches: dict[int, int]  # as which patch each part is drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,18 +37,13 @@ class Dice:
     """Uniform numbers, drawn many at a time: a call of the generator costs more than a line of drawing."""
 
     def __init__(self, rng: np.random.Generator):
-        self.rolls: Iterator[float] = self.throw(rng)
-
-    @staticmethod
-    def throw(rng: np.random.Generator) -> Iterator[float]:
-        while True:
-            yield from rng.random(256).tolist()
+        self.rolls: Iterator[float] = chain.from_iterable(rng.random(256).tolist() for _ in count())
 
     def __call__(self, low: float = 0.0, high: float = 1.0) -> float:
         return low + (high - low) * next(self.rolls)
 
-    def pick(self, count: int) -> int:
-        return int(count * next(self.rolls))
+    def pick(self, number: int) -> int:
+        return int(number * next(self.rolls))
 
 
 def generator(seed: int, split: str, role: int, number: int) -> np.random.Generator:
@@ -91,7 +79,6 @@ def compose(index: int, seed: int, split: str, classes: tuple[str, ...]) -> Plan
     margin = 0.5 * scale
     centre = dice(margin, 1 - margin), dice(margin, 1 - margin)
     others = [number for number in range(len(classes)) if number != label]
-
     for _ in range(dice.pick(3)):
         region(canvas, dice)
     grounds = len(canvas.owners)
@@ -115,9 +102,8 @@ def compose(index: int, seed: int, split: str, classes: tuple[str, ...]) -> Plan
         # No larger than this share of the object's area, wherever it lands on it.
         radius = scale * math.sqrt(area(classes[label]) * dice(0.06, 0.22) / math.pi)
         aim, far = dice(0, 2 * math.pi), dice(0.1, 0.4) * scale
-        canvas.add(
-            canvas.patch(), blob(dice, radius, 0.2), (centre[0] + far * math.cos(aim), centre[1] + far * math.sin(aim))
-        )
+        place = centre[0] + far * math.cos(aim), centre[1] + far * math.sin(aim)
+        canvas.add(canvas.patch(), blob(dice, radius, 0.2), place)
     return Plan(canvas, grounds, [main, *things], rng)
 
 
@@ -142,10 +128,8 @@ def put(
         if part not in patches:
             patches[part] = canvas.patch(number, part + 1)
         canvas.add(patches[part], points[start:stop], centre)
-    order = list(range(len(KEYPOINTS)))
-    if flip < 0:  # left and right are the viewer's
-        for left, right in KEYPOINT_PAIRS:
-            order[left], order[right] = right, left
+    swapped = dict([*KEYPOINT_PAIRS, *(pair[::-1] for pair in KEYPOINT_PAIRS)]) if flip < 0 else {}
+    order = [swapped.get(i, i) for i in range(len(KEYPOINTS))]  # left and right are the viewer's
     return Thing(label, centre, points[-len(KEYPOINTS) :][order], [shape.on[place] for place in order], patches)
 
 
@@ -185,8 +169,5 @@ def clutter(canvas: Canvas, dice: Dice, scale: float, names: Sequence[str]) -> N
 
 def blob(dice: Dice, radius: float, rough: float) -> np.ndarray:
     """(9, 2), a roundish outline whose area is at most that of the circle."""
-    corners = []
-    for step in range(9):
-        angle, reach = 2 * math.pi * step / 9, radius * dice(1 - 2 * rough, 1)
-        corners.append((reach * math.cos(angle), reach * math.sin(angle)))
-    return np.array(corners)
+    around = [(2 * math.pi * step / 9, radius * dice(1 - 2 * rough, 1)) for step in range(9)]
+    return np.array([(reach * math.cos(angle), reach * math.sin(angle)) for angle, reach in around])

@@ -1,7 +1,4 @@
-"""How scenes are painted: outlines become patches, patches get textures, light and noise.
-
-All lengths are shares of the image's shorter side, so that a scene is composed once and painted at any size.
-"""
+"""How scenes are painted, at any size: outlines become patches, patches get textures, light and noise."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +16,7 @@ class Canvas:
     Patch 0 is the ground. Offsets are shares of the shorter side, centres are shares of width and height.
     """
 
-    outlines: list[tuple[int, int]] = field(default_factory=list)  # patch, number of points
-    offsets: list[np.ndarray] = field(default_factory=list)
-    centres: list[tuple[float, float]] = field(default_factory=list)
+    outlines: list[tuple[int, np.ndarray, tuple[float, float]]] = field(default_factory=list)  # patch, offsets, centre
     owners: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # object and part of each patch, from 1
 
     def patch(self, thing: int = 0, part: int = 0) -> int:
@@ -29,24 +24,21 @@ class Canvas:
         return len(self.owners) - 1
 
     def add(self, patch: int, offsets: np.ndarray, centre: tuple[float, float]) -> None:
-        self.outlines.append((patch, len(offsets)))
-        self.offsets.append(offsets)
-        self.centres.append(centre)
+        self.outlines.append((patch, offsets, centre))
 
     def paint(self, height: int, width: int, hidden: Sequence[int] = ()) -> np.ndarray:
         """(H, W) uint8: the patch that is seen at each pixel, as if the `hidden` ones had never been drawn."""
         canvas = Image.new("L", (width, height))
         draw = ImageDraw.Draw(canvas)
-        counts = [count for _, count in self.outlines]
-        points = np.concatenate(self.offsets) * min(height, width) - 0.5  # a pixel's middle has whole coordinates
-        points += np.repeat(np.array(self.centres) * (width, height), counts, axis=0)
-        numbers = points.ravel().tolist()
-        start = 0
-        for patch, count in self.outlines:
-            stop = start + 2 * count
+        patches, offsets, centres = zip(*self.outlines, strict=True)
+        counts = [len(one) for one in offsets]
+        points = np.concatenate(offsets) * min(height, width) - 0.5  # a pixel's middle has whole coordinates
+        points += np.repeat(np.array(centres) * (width, height), counts, axis=0)
+        numbers, start = points.ravel().tolist(), 0
+        for patch, count in zip(patches, counts, strict=True):
             if patch not in hidden:
-                draw.polygon(numbers[start:stop], fill=patch)
-            start = stop
+                draw.polygon(numbers[start : start + 2 * count], fill=patch)
+            start += 2 * count
         return np.array(canvas)
 
 
@@ -54,15 +46,14 @@ def contours(patches: np.ndarray) -> np.ndarray:
     """(H, W) bool: the rim of every patch where it lies on an earlier one."""
     rim = np.zeros(patches.shape, bool)
     step = max(1, round(min(patches.shape) / 100))
-    rim[:, step:] |= patches[:, step:] > patches[:, :-step]
-    rim[:, :-step] |= patches[:, :-step] > patches[:, step:]
-    rim[step:] |= patches[step:] > patches[:-step]
-    rim[:-step] |= patches[:-step] > patches[step:]
+    for own, seen in ((rim, patches), (rim.T, patches.T)):
+        own[step:] |= seen[step:] > seen[:-step]
+        own[:-step] |= seen[:-step] > seen[step:]
     return rim
 
 
 def hue(hues: np.ndarray, saturation: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Hues in turns, saturations and values, (n,) each -> (3, n) colours in 0..1."""
+    """HSV, (n,) each, hues in turns -> (3, n) colours in 0..1."""
     pure = np.clip(np.abs((hues * 6 + np.array([[0], [4], [2]])) % 6 - 3) - 1, 0, 1)
     return value * (1 - saturation * (1 - pure))
 
@@ -71,25 +62,20 @@ BANK = 4096  # textures to pick from
 STRIP = 6000  # pixels that are coloured at a time: more need memory afresh, which costs more than the arithmetic
 
 # How much of each wave a texture takes: one wave, the other, their product, the cloud; then what is added.
-TEXTURES = np.array(
-    [
-        (0.0, 0.0, 0.0, 0.6, 0.0),  # nearly plain
-        (0.0, 0.0, 0.0, 2.5, 0.0),  # clouds
-        (1.6, 0.0, 0.0, 0.0, 0.0),  # stripes
-        (1.2, 1.2, 0.0, 0.0, -0.9),  # dots
-        (0.0, 0.0, 2.5, 0.0, 0.0),  # checks
-        (1.0, 0.0, 0.0, 1.8, 0.0),  # marble
-    ]
+TEXTURES = (
+    (0.0, 0.0, 0.0, 0.6, 0.0),  # nearly plain
+    (0.0, 0.0, 0.0, 2.5, 0.0),  # clouds
+    (1.6, 0.0, 0.0, 0.0, 0.0),  # stripes
+    (1.2, 1.2, 0.0, 0.0, -0.9),  # dots
+    (0.0, 0.0, 2.5, 0.0, 0.0),  # checks
+    (1.0, 0.0, 0.0, 1.8, 0.0),  # marble
 )
 
 
 @cache
 def textures(vivid: bool) -> np.ndarray:
-    """(17, BANK) float32, one in each column: two waves (x, y, phase), four weights and a sum, two colours.
-
-    Mixed once and picked from at random ever after. Nothing here knows what a texture will be used for: neither colour
-    nor pattern says anything about the class.
-    """
+    """(17, BANK) float32, one in each column: two waves (x, y, phase), four weights and a sum, two colours; mixed once
+    and picked from at random ever after, so that neither colour nor pattern says anything about the class."""
     dice = np.random.default_rng(int(vivid)).random((12, BANK))
     angle = dice[0] * 2 * math.pi
     pitch = (4 if vivid else 2) + 9 * dice[1] ** 2
@@ -98,7 +84,7 @@ def textures(vivid: bool) -> np.ndarray:
     table[1] = np.sin(angle) * pitch
     table[3] = -table[1]
     table[2], table[5] = dice[2], dice[3]
-    table[6:11] = TEXTURES[(dice[4] * len(TEXTURES)).astype(int)].T
+    table[6:11] = np.array(TEXTURES)[(dice[4] * len(TEXTURES)).astype(int)].T
     saturation = (0.3 + 0.6 * dice[5:7]) if vivid else 0.5 * dice[5:7]
     first = hue(dice[7], saturation[0], 0.3 + 0.7 * dice[8])
     second = hue(dice[7] + 0.25 * (dice[9] - 0.5), saturation[1], 0.2 + 0.8 * dice[10])
@@ -132,12 +118,8 @@ def triangle_wave(phase: np.ndarray) -> np.ndarray:
 
 
 def colour(patches: np.ndarray, rims: np.ndarray, count: int, grounds: int, rng: np.random.Generator) -> np.ndarray:
-    """Fill patches with random textures, light and noise. (H, W) -> (H, W, 3) uint8.
-
-    Args:
-        patches: (H, W) uint8, below `count`; the first `grounds` of them get dull colours.
-        rims: (H, W) bool, what is darkened.
-    """
+    """Fill patches (H, W), below `count`, with random textures, dull ones for the first `grounds`, and with light,
+    noise and dark `rims` (H, W): (H, W, 3) uint8."""
     height, width = patches.shape
     short = min(height, width)
     chosen = rng.integers(BANK, size=count)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -14,25 +15,18 @@ Outline = list[tuple[float, float]]
 
 
 def ellipse(x: float, y: float, rx: float, ry: float, degrees: float = 0.0, points: int = 14) -> Outline:
-    turn = math.radians(degrees)
-    corners = []
-    for step in range(points):
-        angle = 2 * math.pi * step / points
-        u, v = rx * math.cos(angle), ry * math.sin(angle)
-        corners.append((x + u * math.cos(turn) - v * math.sin(turn), y + u * math.sin(turn) + v * math.cos(turn)))
-    return corners
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    angles = [2 * math.pi * step / points for step in range(points)]
+    flat = [(rx * math.cos(angle), ry * math.sin(angle)) for angle in angles]
+    return [(x + u * cos - v * sin, y + u * sin + v * cos) for u, v in flat]
 
 
 def limb(x0: float, y0: float, x1: float, y1: float, start: float, end: float) -> Outline:
     """A straight limb that is `start` wide at its one end and `end` at the other."""
     length = math.hypot(x1 - x0, y1 - y0)
     u, v = (y0 - y1) / length / 2, (x1 - x0) / length / 2
-    return [
-        (x0 + u * start, y0 + v * start),
-        (x1 + u * end, y1 + v * end),
-        (x1 - u * end, y1 - v * end),
-        (x0 - u * start, y0 - v * start),
-    ]
+    corners = (x0, y0, start), (x1, y1, end), (x1, y1, -end), (x0, y0, -start)
+    return [(x + u * half, y + v * half) for x, y, half in corners]
 
 
 def both_sides(*outlines: Outline) -> list[Outline]:
@@ -134,9 +128,8 @@ SHAPES: dict[str, dict[str, list[Outline]]] = {
         "eyes": both_sides(ellipse(0.17, -0.12, 0.08, 0.1, points=8)),
     },
 }
-SALIENT = dict(
-    zip(SHAPES, ["claws", "tail", "shell", "wings", "hull", "sails", "wheels", "arms", "rotor", "ears"], strict=True)
-)
+TELLING = ("claws", "tail", "shell", "wings", "hull", "sails", "wheels", "arms", "rotor", "ears")
+SALIENT = dict(zip(SHAPES, TELLING, strict=True))
 # Where keypoints are: x, y and the part that they lie on; - where an object has none.
 PLACES = """
             centre              face            top                bottom           left               right
@@ -155,28 +148,19 @@ POINTS: dict[str, dict[str, tuple[float, float, str]]] = {}
 for _name, *_places in map(str.split, PLACES.strip().splitlines()[1:]):
     _known = {key: place.split(",") for key, place in zip(KEYPOINTS, _places, strict=True) if place != "-"}
     POINTS[_name] = {key: (float(x), float(y), part) for key, (x, y, part) in _known.items()}
-
 CLASSES = tuple(SHAPES)
 PARTS = {name: (SALIENT[name], *(part for part in shapes if part != SALIENT[name])) for name, shapes in SHAPES.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """An object's outlines as arrays: P points of all parts, with the K keypoints at the end.
+    """An object's outlines as arrays: P points of all parts, with the K keypoints at the end."""
 
-    Args:
-        points: (P + K, 2), each from the middle of its part.
-        part: (P + K,), the part of each point as an index into PARTS.
-        pivots: (parts, 2), the middle of each part.
-        outlines: Part, first and last point of each outline, in the order of painting.
-        on: The part that each keypoint lies on, -1 for one that the object does not have.
-    """
-
-    points: np.ndarray
-    part: np.ndarray
-    pivots: np.ndarray
-    outlines: tuple[tuple[int, int, int], ...]
-    on: tuple[int, ...]
+    points: np.ndarray  # (P + K, 2), each from the middle of its part
+    part: np.ndarray  # (P + K,), the part of each point as an index into PARTS
+    pivots: np.ndarray  # (parts, 2), the middle of each part
+    outlines: list[tuple[int, int, int]]  # part, first and last point of each outline, in the order of painting
+    on: list[int]  # the part that each keypoint lies on, -1 for one that the object does not have
 
 
 @cache
@@ -194,16 +178,14 @@ def template(name: str) -> Template:
         points.append((x, y))
         part.append(PARTS[name].index(on))
     on = [PARTS[name].index(POINTS[name][keypoint][2]) if keypoint in POINTS[name] else -1 for keypoint in KEYPOINTS]
-    return Template(np.array(points) - pivots[part], np.array(part), pivots, tuple(outlines), tuple(on))
+    return Template(np.array(points) - pivots[part], np.array(part), pivots, outlines, on)
 
 
 @cache
 def area(name: str) -> float:
     """The area of an object that is 1 wide."""
-    side = 128
-    canvas = Image.new("1", (side, side))
+    canvas = Image.new("1", (128, 128))
     draw = ImageDraw.Draw(canvas)
-    for shapes in SHAPES[name].values():
-        for shape in shapes:
-            draw.polygon([((x + 1) / 2 * side, (y + 1) / 2 * side) for x, y in shape], fill=1)
+    for shape in chain(*SHAPES[name].values()):
+        draw.polygon([((x + 1) / 2 * 128, (y + 1) / 2 * 128) for x, y in shape], fill=1)
     return float(np.asarray(canvas).mean())

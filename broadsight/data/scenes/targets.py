@@ -11,13 +11,13 @@ from torchvision import tv_tensors
 from ..decoding import decode
 from ..view import Rows
 from . import Scene, Scenes, annotate, compose
-from .objects import KEYPOINT_PAIRS, KEYPOINTS
+from .objects import KEYPOINTS
 
 SKELETON = tuple((0, other) for other in range(1, len(KEYPOINTS)))  # lines from the centre to all others
 
 
 class _Drawn(Rows, Dataset):
-    """Scenes with targets. A sub-class makes the target of a scene."""
+    """Scenes with targets, which a sub-class makes."""
 
     notes = ()
 
@@ -26,11 +26,16 @@ class _Drawn(Rows, Dataset):
         self.scenes, self.channels = scenes, channels
 
     def open(self, index: int) -> Image.Image:
-        """The image in mode RGB or L."""
         return decode(self.scenes.open(index), self.channels)
 
     def target(self, i: int) -> Any:
-        return self.target_of(i, self._uncoloured(i))
+        scenes = self.scenes
+        if scenes.without is not None:
+            return self.target_of(i, scenes.scene(i))
+        # Without an image: outlines take a third of the time that colours do
+        plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)
+        image, patches = np.zeros((*scenes.size, 3), np.uint8), plan.canvas.paint(*scenes.size)
+        return self.target_of(i, annotate(plan, image, patches, None))
 
     def target_of(self, i: int, scene: Scene) -> Any:
         raise NotImplementedError
@@ -39,28 +44,12 @@ class _Drawn(Rows, Dataset):
         scene = self.scenes.scene(index)
         return decode(Image.fromarray(scene.image), self.channels), self.target_of(index, scene)
 
-    def _uncoloured(self, i: int) -> Scene:
-        """A scene whose image is empty: outlines take a third of the time that colours do."""
-        scenes = self.scenes
-        if scenes.without is not None:
-            return scenes.scene(i)
-        plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)
-        return annotate(plan, np.zeros((*scenes.size, 3), np.uint8), plan.canvas.paint(*scenes.size), None)
-
 
 class SceneObjects(_Drawn):
-    """Scenes with the targets of `CocoDataset`; objects without a visible pixel are left out.
-
-    The area is that of the visible mask, `image_id` the number of the scene. Label 1 is the first class, 0 the
-    background; `category_ids` maps labels to themselves. `keypoint_pairs` change places when an image is mirrored.
-
-    Args:
-        masks, keypoints: Whether targets have them.
-        channels: 3 for RGB, 1 for grey images.
-    """
+    """Scenes with the targets of `CocoDataset`, without objects that have no visible pixel; areas are those of the
+    visible masks, `image_id` is the number of the scene."""
 
     keypoint_names = KEYPOINTS
-    keypoint_pairs = KEYPOINT_PAIRS
 
     def __init__(self, scenes: Scenes, *, masks: bool = True, keypoints: bool = False, channels: int = 3):
         super().__init__(scenes, channels)

@@ -26,8 +26,7 @@ class Segmenter(nn.Module):
     Args:
         decoder: From the four maps of the backbone to one (B, width, ceil(H / 4), ceil(W / 4)).
         dropout: Share of channels dropped before the classifiers in training.
-        auxiliary: From the map of stride 16 to one of `aux_channels`; for training only.
-        aux_weight: Of the auxiliary head's loss.
+        auxiliary, aux_weight: From the map of stride 16 to `aux_channels`, for training only, and its loss's weight.
         class_weights: A weight for each class in the cross-entropy, which is then a weighted mean.
         dice: Weight of a Dice loss; needs segmentation-models-pytorch.
     """
@@ -56,13 +55,12 @@ class Segmenter(nn.Module):
         self.normalise, self.decoder = Normalise(stages), decoder
         self.classifier = pixel_classifier(width, num_classes, dropout)
         self.aux_weight, self.dice_weight = aux_weight, dice
-        self.auxiliary = None
+        self.auxiliary = self.dice = None
         if auxiliary is not None:
             self.auxiliary = nn.Sequential(auxiliary, pixel_classifier(aux_channels, num_classes, dropout))
         self.weight_values = class_weights
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
-        self.dice = None
         if dice:
             self.dice = _smp("the Dice loss").losses.DiceLoss("multiclass", ignore_index=IGNORED)
 
@@ -114,8 +112,7 @@ class SemanticFPN(nn.Module):
     def forward(self, maps: list[Tensor]) -> Tensor:
         maps = list(self.pyramid({str(level): x for level, x in enumerate(maps)}).values())
         results = []
-        for level, branch in enumerate(self.branches):
-            x = maps[level]
+        for level, (x, branch) in enumerate(zip(maps, self.branches, strict=True)):
             for number, convolution in enumerate(branch):  # ty: ignore[invalid-argument-type]
                 x = convolution(x)
                 if level:
@@ -125,10 +122,7 @@ class SemanticFPN(nn.Module):
 
 
 class UPerNetDecoder(nn.Module):
-    """Four maps -> one at stride 4: pyramid pooling of the last, a top-down pass, all levels fused.
-
-    From segmentation-models-pytorch, without its norms of the input, which the paper does not have.
-    """
+    """Four maps -> one at stride 4: segmentation-models-pytorch's, without its norms of the input, as in the paper."""
 
     def __init__(self, channels: Sequence[int], width: int, norm: Callable[..., nn.Module]):
         super().__init__()
@@ -150,7 +144,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(1 if channels % 2 else math.gcd(32, channels // 2), channels)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"batch": SteadyBatchNorm2d, "group": group_norm}
+NORMS: dict[str, Any] = {"batch": SteadyBatchNorm2d, "group": group_norm}
 
 
 @register("semantic_fpn", "segment")
@@ -189,9 +183,8 @@ def upernet(
     """UPerNet, with a second, simple head on the map of stride 16 in training.
 
     Args:
-        channels: Of the decoder.
+        channels, aux_channels: Of the decoder, and of the second head.
         aux_weight: Of the second head's loss; 0 for no such head.
-        aux_channels: Of the second head.
         norm: Of the decoder, "batch" or "group". With one image per device, use "group": "batch" has only running
             statistics for the globally pooled branch, which then never change.
         options: `dropout`, `class_weights` and `dice` of Segmenter.
@@ -205,7 +198,6 @@ def upernet(
 
 
 def pixel_classifier(channels: int, num_classes: int, dropout: float) -> nn.Sequential:
-    """(B, channels, H, W) -> (B, num_classes, H, W)."""
     classifier = nn.Conv2d(channels, num_classes, 1)
     nn.init.normal_(classifier.weight, std=0.01)
     nn.init.zeros_(classifier.bias)  # ty: ignore[invalid-argument-type]

@@ -1,7 +1,4 @@
-"""Detection without suppression: RT-DETR (Zhao et al., CVPR 2024), whose queries predict one box each.
-
-Encoder, decoder, matching and losses are those of Hugging Face transformers.
-"""
+"""Detection without suppression: RT-DETR (Zhao et al., CVPR 2024), whose queries predict one box each."""
 
 from typing import Any
 
@@ -10,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_convert
 
-from ..detector import check_labels, in_float32
-from ..feature_pyramid import freeze_unused
+from ..detector import check_labels, freeze_unused, in_float32
 from ..stages import Normalise, Stages
 from . import register
 
@@ -25,11 +21,9 @@ class RTDETR(nn.Module):
 
     Each image is resized to `image_size`, in training too, whatever its aspect. Predictions are in pixels of the given
     image, the best first. In train mode, with targets (dicts of boxes (N, 4), x1 y1 x2 y2, and labels (N,) from 1), a
-    dict of losses to be summed: "class", "box" and "giou", each over all decoder layers, the encoder's proposals and
-    the denoising queries. Needs the extra `hf`.
+    dict of losses to be summed: "class", "box" and "giou". Most is of Hugging Face transformers, the extra `hf`.
 
     Args:
-        stages: The backbone; its map of stride 4 is not used, and parameters for it alone are frozen.
         queries: Number of boxes; 300 if None, or the number of positions if that is less.
         image_size: (H, W) that images are resized to, multiples of 32.
         channels, heads, feed_forward: Of encoder and decoder.
@@ -57,7 +51,11 @@ class RTDETR(nn.Module):
         score_thresh: float = 0.0,
     ):
         super().__init__()
-        transformers = _transformers()
+        try:
+            import scipy  # noqa: F401  matches boxes
+            import transformers
+        except ImportError as error:
+            raise ImportError(f"rtdetr needs {error.name}; pip install broadsight[hf]") from None
         height, width = image_size
         if height % 32 or width % 32:
             raise ValueError(f"image_size={height}x{width} of rtdetr; expected multiples of 32")
@@ -72,36 +70,26 @@ class RTDETR(nn.Module):
         self.normalise = Normalise(stages)
         freeze_unused(stages, FIRST)
         widths = list(stages.channels[FIRST:])
-        config = transformers.RTDetrConfig(
-            # A backbone that is replaced at once, to say how many channels the maps have
-            backbone_config=transformers.RTDetrResNetConfig(
-                embedding_size=8,
-                hidden_sizes=[8, *widths],
-                depths=[1, 1, 1, 1],
-                layer_type="bottleneck",
-                out_features=["stage2", "stage3", "stage4"],
-            ),
+        theirs: Any = transformers
+        # A backbone that is replaced at once, to say how many channels the maps have
+        sizes: Any = dict(embedding_size=8, hidden_sizes=[8, *widths], depths=[1, 1, 1, 1], layer_type="bottleneck")
+        backbone = theirs.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
+        encoder: Any = dict(encoder_in_channels=widths, encoder_hidden_dim=channels, encoder_layers=encoder_layers)
+        encoder |= dict(encoder_ffn_dim=feed_forward, encoder_attention_heads=heads, d_model=channels)
+        decoder: Any = dict(decoder_in_channels=[channels] * len(widths), decoder_layers=decoder_layers)
+        decoder |= dict(decoder_ffn_dim=feed_forward, decoder_attention_heads=heads, num_queries=queries)
+        config = theirs.RTDetrConfig(
+            backbone_config=backbone,
             freeze_backbone_batch_norms=False,
             num_labels=num_classes,
-            encoder_in_channels=widths,
-            encoder_hidden_dim=channels,
-            encoder_layers=encoder_layers,
-            encoder_ffn_dim=feed_forward,
-            encoder_attention_heads=heads,
-            d_model=channels,
-            decoder_in_channels=[channels] * len(widths),
-            decoder_ffn_dim=feed_forward,
-            decoder_layers=decoder_layers,
-            decoder_attention_heads=heads,
-            num_queries=queries,
             num_denoising=denoising,
             initializer_bias_prior_prob=0.01,
+            **encoder,
+            **decoder,
         )
-        self.detector: Any = transformers.RTDetrForObjectDetection(config)
+        self.detector: Any = theirs.RTDetrForObjectDetection(config)
         self.detector.model.backbone = GivenMaps()
         initialise(self.detector)
-        for head in (self.detector.model.enc_bbox_head, *self.detector.model.decoder.bbox_embed):
-            in_float32(head)
 
     def forward(
         self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
@@ -114,8 +102,7 @@ class RTDETR(nn.Module):
             found = self.detector(batch, pixel_mask=maps)
             sizes = [tuple(image.shape[-2:]) for image in images]
             return self.predictions(found.logits.float(), found.pred_boxes.float(), sizes)
-        assert targets is not None
-        labels = [self.as_shares(target, image) for target, image in zip(targets, images, strict=True)]
+        labels = [self.as_shares(target, image) for target, image in zip(targets or (), images, strict=True)]
         return self.losses(self.detector(batch, pixel_mask=maps, labels=labels).loss_dict, labels)
 
     def resized(self, image: Tensor) -> Tensor:
@@ -133,10 +120,9 @@ class RTDETR(nn.Module):
 
     def losses(self, parts: dict[str, Tensor], labels: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """The losses of all layers, which are weighted already, in three sums."""
-        sums = {
-            name: torch.stack([loss for part, loss in parts.items() if part.startswith(start)]).sum()
-            for start, name in LOSSES.items()
-        }
+        sums = {}
+        for start, name in LOSSES.items():
+            sums[name] = torch.stack([loss for part, loss in parts.items() if part.startswith(start)]).sum()
         if self.detector.config.num_denoising and not any(len(label["boxes"]) for label in labels):
             # Without objects there are no noisy copies: the embedding of their classes still needs a gradient
             sums["class"] = sums["class"] + 0 * self.detector.model.denoising_class_embed.weight.sum()
@@ -156,36 +142,23 @@ class RTDETR(nn.Module):
 
 
 class GivenMaps(nn.Module):
-    """Replaces the detector's backbone and returns the maps, which are passed in as its pixel mask.
-
-    So the backbone is only in `stages`, once in the state dict, and no state is kept between calls.
-    """
+    """Replaces the detector's backbone and returns the maps, which are passed in as its pixel mask: so the backbone is
+    once in the state dict, in `stages`."""
 
     def forward(self, images: Tensor, maps: list[Tensor]) -> list[tuple[Tensor, None]]:
         return [(x, None) for x in maps]
 
 
-def initialise(detector: nn.Module) -> None:
-    """Initial weights: convolutions, norms and linear layers as torch initialises them, box heads zero.
-
-    transformers expects weights to be loaded, and draws even the weights of norms around 0.
-    """
+def initialise(detector: Any) -> None:
+    """Initial weights: convolutions, norms and linear layers as torch initialises them, box heads zero and in float32;
+    transformers expects weights to be loaded, and draws even the weights of norms around 0."""
     special = ("sampling_offsets", "attention_weights", "value_proj", "output_proj", "enc_score_head", "class_embed")
     for name, layer in detector.named_modules():
         if isinstance(layer, nn.Conv2d | nn.BatchNorm2d) or (
             isinstance(layer, nn.Linear) and not any(part in special for part in name.split("."))
         ):
             layer.reset_parameters()
-    model: Any = detector
-    for head in (model.model.enc_bbox_head, *model.model.decoder.bbox_embed):
+    for head in (detector.model.enc_bbox_head, *detector.model.decoder.bbox_embed):
         nn.init.zeros_(head.layers[-1].weight)
         nn.init.zeros_(head.layers[-1].bias)
-
-
-def _transformers() -> Any:
-    try:
-        import scipy  # noqa: F401  matches boxes
-        import transformers
-    except ImportError as error:
-        raise ImportError(f"rtdetr needs {error.name}; pip install broadsight[hf]") from None
-    return transformers
+        in_float32(head)

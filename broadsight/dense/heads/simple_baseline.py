@@ -1,13 +1,10 @@
-"""Keypoints of one object in a crop, as heat maps: SimpleBaseline (Xiao et al., ECCV 2018).
-
-`data.dense.pose_geometry` makes the crops and the heat maps to learn; `pose` reads keypoints from heat maps.
-"""
+"""Keypoints of one object in a crop, as heat maps: SimpleBaseline (Xiao et al., ECCV 2018)."""
 
 from itertools import pairwise
 
 from torch import Tensor, nn
 
-from ..feature_pyramid import freeze_unused
+from ..detector import freeze_unused
 from ..stages import Normalise, Stages
 from . import register
 
@@ -20,13 +17,8 @@ class SimpleBaseline(nn.Module):
     each keypoint. Only the last map of the backbone is used; parameters for the others alone are frozen.
 
     Args:
-        num_classes: Kinds of objects in the data, for the record: a crop shows one object.
-        channels: Of the transposed convolutions.
-        deconvs: Number of transposed convolutions, each of which doubles the map.
-        input_size: (H, W) of the crops, for the record: other sizes work.
-
-    Attributes:
-        stride: Pixels of a crop per cell of a heat map, 4 with three transposed convolutions.
+        num_classes, input_size: Kinds of objects and (H, W) of crops, for the record: others work.
+        channels, deconvs: Of the transposed convolutions, and how many there are, each of which doubles the map.
     """
 
     task = "keypoints"
@@ -51,16 +43,12 @@ class SimpleBaseline(nn.Module):
         widths = [stages.channels[-1], *[channels] * deconvs]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [
-                nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(inplace=True),
-            ]
+            doubled = nn.ConvTranspose2d(before, after, 4, stride=2, padding=1, bias=False)
+            layers += [doubled, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
         self.decoder = nn.Sequential(*layers)
         self.head = nn.Conv2d(widths[-1], num_keypoints, 1)
-        for layer in (*layers, self.head):
-            if isinstance(layer, nn.ConvTranspose2d | nn.Conv2d):
-                nn.init.normal_(layer.weight, std=0.001)
+        for layer in (*layers[::3], self.head):
+            nn.init.normal_(layer.weight, std=0.001)  # ty: ignore[invalid-argument-type]
         nn.init.zeros_(self.head.bias)  # ty: ignore[invalid-argument-type]
 
     def forward(self, images: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> Tensor | dict[str, Tensor]:
@@ -69,13 +57,11 @@ class SimpleBaseline(nn.Module):
         if not self.training:
             return maps
         if targets is None:
-            raise ValueError(
-                "simple_baseline in train mode was given no targets; pass (heat maps, weights) or call model.eval()"
-            )
+            what = "simple_baseline in train mode was given no targets"
+            raise ValueError(f"{what}; pass (heat maps, weights) or call model.eval()")
         heatmaps, weights = targets
         if heatmaps.shape != maps.shape or weights.shape != maps.shape[:2]:
-            raise ValueError(
-                f"heat maps {tuple(heatmaps.shape)} with weights {tuple(weights.shape)} given; expected "
-                f"{tuple(maps.shape)} with {tuple(maps.shape[:2])}, as encode() makes with stride={self.stride}"
-            )
+            what = f"heat maps {tuple(heatmaps.shape)} with weights {tuple(weights.shape)} given"
+            expected = f"{tuple(maps.shape)} with {tuple(maps.shape[:2])}"
+            raise ValueError(f"{what}; expected {expected}, as encode() makes with stride={self.stride}")
         return {"loss": ((maps.float() - heatmaps) ** 2 * weights[..., None, None]).mean()}

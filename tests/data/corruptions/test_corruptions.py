@@ -1,14 +1,24 @@
 """The fifteen corruptions: known values where there are any, bytes that depend on the arguments only, and severity."""
 
 import io
+from itertools import product
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from broadsight.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, TABLE, corrupt, elastic_transform
-from broadsight.data.corruptions.blur import convolved, gaussian_kernel, glass_blur, moved, point_kernel, trail_kernel
-from broadsight.data.corruptions.weather import filtered_noise, frost_layer
+from broadsight.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, TABLE, corrupt
+from broadsight.data.corruptions.effects import (
+    convolved,
+    elastic_transform,
+    filtered_noise,
+    frost_layer,
+    gaussian_kernel,
+    glass_blur,
+    moved,
+    point_kernel,
+    trail_kernel,
+)
 from broadsight.data.scenes import draw_scene
 from broadsight.data.seeds import mixed
 from tests.refusals import refused
@@ -21,7 +31,7 @@ def flat(value: int | tuple[int, ...], side: int = 64, channels: int = 3) -> np.
 
 
 def natural(index: int, side: int) -> np.ndarray:
-    return np.asarray(draw_scene(index, size=side).image)
+    return draw_scene(index, size=side).image
 
 
 def ramp(side: int) -> np.ndarray:
@@ -31,9 +41,10 @@ def ramp(side: int) -> np.ndarray:
     return np.clip(light + np.random.default_rng(0).normal(0, 20, light.shape), 0, 255).astype(np.uint8)
 
 
-def places(side: int) -> np.ndarray:
-    """(side, side, 2): every pixel says where it is."""
-    return np.moveaxis(np.indices((side, side)), 0, -1).astype(float)
+def ways(effect, side: int, *settings: float) -> np.ndarray:
+    """(side, side, 2): how far down and right of itself every pixel looks."""
+    places = np.moveaxis(np.indices((side, side)), 0, -1).astype(float)
+    return effect(places, generator(), *settings) - places
 
 
 def generator() -> np.random.Generator:
@@ -45,24 +56,19 @@ def change(image: np.ndarray, name: str, severity: int, seed: int = 0) -> float:
 
 
 def test_names():
-    assert len(CORRUPTIONS) == 15 and SEVERITIES == (1, 2, 3, 4, 5)
-    assert sum(GROUPS.values(), ()) == CORRUPTIONS
+    assert sum(GROUPS.values(), ()) == CORRUPTIONS and SEVERITIES == (1, 2, 3, 4, 5)
     assert {group: len(names) for group, names in GROUPS.items()} == dict(noise=3, blur=4, weather=4, digital=4)
-    assert all(len(settings) == 5 for _, settings in TABLE.values())
-
-
-# -- What holds for all ------------------------------------------------------------------------------------------------
+    assert {len(settings) for settings in TABLE.values()} == {5}
 
 
 @pytest.mark.parametrize("shape", [(33, 47, 3), (40, 32, 1), (8, 8, 3), (8, 100, 1)])
 def test_corrupt__keeps_shape_and_the_input(shape):
     image = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     image.flags.writeable = False
-    for name in CORRUPTIONS:
-        for severity in (1, 5):
-            result = corrupt(image, name, severity)
-            assert result.shape == shape and result.dtype == np.uint8, name
-            assert not np.shares_memory(result, image) and (result != image).any(), name
+    for name, severity in product(CORRUPTIONS, (1, 5)):
+        result = corrupt(image, name, severity)
+        assert result.shape == shape and result.dtype == np.uint8, name
+        assert not np.shares_memory(result, image) and (result != image).any(), name
 
 
 def test_corrupt__depends_on_its_arguments_only():
@@ -76,21 +82,16 @@ def test_corrupt__depends_on_its_arguments_only():
         np.testing.assert_array_equal(corrupt(image, name, 4, seed=np.int64(mixed(7, 123))), first)
         np.testing.assert_array_equal(np.random.get_state()[1], state)
         assert (other != first).any() == (name in RANDOM), name
-
-
-def test_corrupt__any_memory_layout():
-    image = natural(0, 32)
-    for name in CORRUPTIONS:
-        np.testing.assert_array_equal(corrupt(image[::-1, ::-1], name), corrupt(image[::-1, ::-1].copy(), name))
+        turned = image[::-1, ::-1]  # any memory layout
+        np.testing.assert_array_equal(corrupt(turned, name), corrupt(turned.copy(), name))
 
 
 @pytest.mark.parametrize(("side", "scenes"), [(32, 3), (96, 2), (224, 0)])
 def test_corrupt__every_severity_changes_more(side, scenes):
     images = [natural(i, side) for i in range(scenes)] + [natural(9, side) // 2 + ramp(side) // 2]
     for name in CORRUPTIONS:
-        changes = [
-            np.mean([change(image, name, severity, i) for i, image in enumerate(images)]) for severity in SEVERITIES
-        ]
+        table = [[change(image, name, severity, i) for severity in SEVERITIES] for i, image in enumerate(images)]
+        changes = np.mean(table, 0)
         assert changes[0] > 1 and (np.diff(changes) > 0).all(), (name, changes)
 
 
@@ -104,10 +105,9 @@ def test_corrupt__grey_suffers_as_colours_do():
 
 
 def test_corrupt__blurs_and_moves_leave_a_plain_image_alone():
-    for value in (0, 77, 255):
-        for name in (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate"):
-            for severity in SEVERITIES:
-                np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
+    names = (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate")
+    for value, name, severity in product((0, 77, 255), names, SEVERITIES):
+        np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
 
 
 def test_corrupt__lengths_scale_with_the_image():
@@ -119,48 +119,34 @@ def test_corrupt__lengths_scale_with_the_image():
         assert np.abs(corrupt(small, name, 5) - expected).mean() < 0.2 * np.abs(small - expected).mean(), name
 
 
-# -- Noise -------------------------------------------------------------------------------------------------------------
-
-
-def test_gaussian_noise__standard_deviation():
+def test_noise__moments_and_shares():
     for severity, deviation in ((1, 0.08), (2, 0.12)):  # at which hardly anything is clipped
         result = corrupt(flat(128, 128), "gaussian_noise", severity) / 255
         assert result.mean() == pytest.approx(128 / 255, abs=0.002)
         assert result.std() == pytest.approx(deviation, rel=0.02)
-
-
-def test_shot_noise__variance_is_light_over_photons():
-    for severity, photons in ((1, 60), (2, 25), (3, 12)):
+    for severity, photons in ((1, 60), (2, 25), (3, 12)):  # variance is light over photons
         result = corrupt(flat(51, 128), "shot_noise", severity) / 255
         assert result.mean() == pytest.approx(0.2, abs=0.003)
         assert result.var() == pytest.approx(0.2 / photons, rel=0.03)
     assert not corrupt(flat(0), "shot_noise", 5).any()  # where there is no light there is no noise
-
-
-def test_impulse_noise__share_of_values():
     for severity, share in enumerate((0.03, 0.06, 0.09, 0.17, 0.27), 1):
         result = corrupt(flat(128, 128), "impulse_noise", severity)
         assert set(np.unique(result)) == {0, 128, 255}
-        assert (result == 0).mean() == pytest.approx(share / 2, rel=0.1)
-        assert (result == 255).mean() == pytest.approx(share / 2, rel=0.1)
+        assert [(result == value).mean() for value in (0, 255)] == pytest.approx([share / 2] * 2, rel=0.1)
         alone = (result != 128).sum(2)
         assert (alone == 1).sum() > (alone > 1).sum()  # each channel by itself
-
-
-# -- Blur --------------------------------------------------------------------------------------------------------------
 
 
 def test_convolved__is_the_sum_over_a_mirrored_image():
     x, kernel = generator().random((9, 12, 2)), generator().random((5, 5))
     padded = np.pad(x, ((2, 2), (2, 2), (0, 0)), "symmetric")
-    expected = np.zeros_like(x)
-    for i in range(5):
-        for j in range(5):  # a kernel's entry right of the centre carries light to the right
-            expected += kernel[i, j] * padded[4 - i : 13 - i, 4 - j : 16 - j]
+    # a kernel's entry right of the centre carries light to the right
+    pairs = product(range(5), range(5))
+    expected = sum(kernel[i, j] * padded[4 - i : 13 - i, 4 - j : 16 - j] for i, j in pairs)
     np.testing.assert_allclose(convolved(x, kernel), expected, atol=1e-12)
 
 
-def test_kernels__sum_to_one():
+def test_kernels__sum_to_one_and_are_as_told():
     kernels = [gaussian_kernel(sigma) for sigma in (0.2, 1, 5)]
     kernels += [trail_kernel(radius, 3, 30) for radius in (0.3, 2, 20)]
     assert [round(kernel.sum(), 9) for kernel in kernels] == [1] * 6
@@ -169,10 +155,7 @@ def test_kernels__sum_to_one():
         point_kernel(np.array([0.25, 0]), np.array([0.5, 0]), np.array([3.0, 1])),
         [[0, 0, 0], [0, 0.53125, 0.28125], [0, 0.09375, 0.09375]],
     )
-
-
-def test_trail_kernel__points_one_way_and_fades():
-    kernel = trail_kernel(10, 5, 0)
+    kernel = trail_kernel(10, 5, 0)  # points one way and fades
     half = len(kernel) // 2
     assert kernel[half, half:].sum() == pytest.approx(1)  # to the right and nowhere else
     assert (np.diff(kernel[half, half + 1 : half + 20]) < 0).all()
@@ -195,24 +178,19 @@ def test_defocus_blur__a_light_becomes_a_disc():
 def test_glass_blur__reaches_no_further_than_told():
     image = flat(0, 224, 1)
     image[100:124, 100:124] = 255
-    for severity, (sigma, reach, rounds) in enumerate(TABLE["glass_blur"][1], 1):
+    for severity, (sigma, reach, rounds) in enumerate(TABLE["glass_blur"], 1):
         result = corrupt(image, "glass_blur", severity)[..., 0]
         margin = int(np.ceil(reach * rounds + 8 * sigma)) + 1
-        outside = np.ones(result.shape, bool)
-        outside[100 - margin : 124 + margin, 100 - margin : 124 + margin] = False
-        assert not result[outside].any() and result.mean() == pytest.approx(image.mean(), rel=0.03)
-
-
-def test_glass_blur__variance_of_the_ways():
-    for side, scale in ((224, 1), (96, 96 / 224), (56, 1 / 3)):  # no less than a third
-        for reach, rounds in ((4, 2), (2, 3)):
-            ways = (glass_blur(places(side), generator(), 0.01, reach, rounds) - places(side))[8:-8, 8:-8]
-            assert ways.var() == pytest.approx(rounds * (reach * scale) ** 2 / 3, rel=0.1)
+        inside = result[100 - margin : 124 + margin, 100 - margin : 124 + margin]
+        assert inside.sum() == result.sum() and result.mean() == pytest.approx(image.mean(), rel=0.03)
+    for (side, scale), (reach, rounds) in product(((224, 1), (96, 96 / 224), (56, 1 / 3)), ((4, 2), (2, 3))):
+        inner = ways(glass_blur, side, 0.01, reach, rounds)[8:-8, 8:-8]  # scaled to a third, no less
+        assert inner.var() == pytest.approx(rounds * (reach * scale) ** 2 / 3, rel=0.1)
 
 
 def test_zoom_blur__of_a_ramp():
     image = np.repeat(np.arange(0, 224, dtype=np.uint8)[None, :, None], 224, 0)
-    for severity, (count, step) in enumerate(TABLE["zoom_blur"][1], 1):
+    for severity, (count, step) in enumerate(TABLE["zoom_blur"], 1):
         slope = (1 + (1 / (1 + step * np.arange(count))).sum()) / (count + 1)
         expected = 111.5 + slope * (np.arange(224) - 111.5)
         assert np.abs(corrupt(image, "zoom_blur", severity)[..., 0] - expected).max() < 1
@@ -228,9 +206,6 @@ def test_moved__reads_between_pixels_and_mirrors():
     assert moved(x, 100 * one, 100 * one).max() <= 11
 
 
-# -- Weather -----------------------------------------------------------------------------------------------------------
-
-
 def test_snow__bleaches_and_falls_twice():
     for severity, keep in enumerate((0.8, 0.7, 0.7, 0.65, 0.55), 1):
         result = corrupt(flat(0, 96), "snow", severity).astype(int)
@@ -244,9 +219,6 @@ def test_frost__darkens_and_adds_ice():
     assert result.max() < 0.75 and (np.diff(result.reshape(-1, 3)) >= 0).all()  # ice is a little blue
     result = corrupt(flat(255, 96), "frost", 5)
     assert result.min() == pytest.approx(0.6 * 255, abs=3) and result.max() == 255
-
-
-def test_frost_layer__at_every_size():
     for height, width in ((32, 32), (96, 64), (224, 224)):
         layer = frost_layer(generator(), height, width)
         assert layer.shape == (height, width) and layer.min() >= 0 and layer.max() <= 1
@@ -275,10 +247,7 @@ def test_filtered_noise__slope_and_direction():
     assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
 
 
-# -- Digital -----------------------------------------------------------------------------------------------------------
-
-
-def test_brightness__value_of_hsv():
+def test_brightness_and_contrast__by_formula():
     for severity, amount in enumerate((0.1, 0.2, 0.3, 0.4, 0.5), 1):
         bright = min(1, 200 / 255 + amount) * 255
         expected = [round(bright), round(bright / 2), round(bright / 4)]  # hue and saturation stay
@@ -286,9 +255,6 @@ def test_brightness__value_of_hsv():
         assert corrupt(flat(0, 8), "brightness", severity)[0, 0].tolist() == [np.rint(amount * 255)] * 3
         grey = corrupt(flat(40, 8, 1), "brightness", severity)
         assert grey[0, 0, 0] == pytest.approx(40 + amount * 255, abs=0.51)
-
-
-def test_contrast__by_formula():
     image = ramp(32)
     mean = image.mean((0, 1))
     for severity, share in enumerate((0.4, 0.3, 0.2, 0.1, 0.05), 1):
@@ -298,38 +264,32 @@ def test_contrast__by_formula():
 
 def test_elastic_transform__distance_and_shear():
     inner = slice(40, 184)
-    waves = (elastic_transform(places(224), generator(), 1.1, 2.4, 0) - places(224))[inner, inner]
+    waves = ways(elastic_transform, 224, 1.1, 0)[inner, inner]
     np.testing.assert_allclose(waves.std((0, 1)), 1.1, rtol=0.1)
     steps = np.diff(waves[..., 0], axis=0)
     assert steps.std() == pytest.approx(1.1 / (2**0.5 * 2.4), rel=0.1)  # smooth: the derivative of such a field
-    shear = (elastic_transform(places(224), generator(), 0, 2.4, 4.9) - places(224))[inner, inner]
+    shear = ways(elastic_transform, 224, 0, 4.9)[inner, inner]
     assert np.abs(np.diff(shear, 2, axis=0)).max() < 1e-9 and np.abs(np.diff(shear, 2, axis=1)).max() < 1e-9
     third = 224 / 3 - 0.5
     for down, right in ((third, third), (third, -third), (-third, -third)):
         at = shear[72, 72] + down * (shear[1, 0] - shear[0, 0]) + right * (shear[0, 1] - shear[0, 0])
         assert (np.abs(at) < 4.9 + 0.2).all()
-    small = (elastic_transform(places(56), generator(), 1.1, 2.4, 0) - places(56))[8:-8, 8:-8]
+    small = ways(elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
     np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
 
 
-def test_pixelate__is_down_and_up():
+def test_pixelate_and_jpeg_compression__are_what_pil_makes():
     image = natural(2, 50)
     for severity, few in enumerate((30, 25, 20, 15, 12), 1):
-        expected = Image.fromarray(image).resize((few, few), Image.Resampling.BOX)
-        expected = expected.resize((50, 50), Image.Resampling.BOX)
+        box = Image.Resampling.BOX
+        expected = Image.fromarray(image).resize((few, few), box).resize((50, 50), box)
         np.testing.assert_array_equal(corrupt(image, "pixelate", severity), np.asarray(expected))
-
-
-def test_jpeg_compression__is_what_pil_writes():
     for image, form in ((natural(2, 48), (48, 48, 3)), (natural(2, 48)[..., :1], (48, 48))):
         for severity, quality in enumerate((25, 18, 15, 10, 7), 1):
             file = io.BytesIO()
             Image.fromarray(image.reshape(form)).save(file, "JPEG", quality=quality)
             expected = np.asarray(Image.open(file)).reshape(image.shape)
             np.testing.assert_array_equal(corrupt(image, "jpeg_compression", severity), expected)
-
-
-# -- Wrong arguments ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

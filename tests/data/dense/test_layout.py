@@ -47,36 +47,31 @@ def test_coco__its_own_layout(tmp_path):
         for kind in ("instances", "person_keypoints", "panoptic"):
             coco(tmp_path / "annotations" / f"{kind}_{year}.json", tmp_path / year / "a.png")
         (tmp_path / "annotations" / f"captions_{year}.json").write_text('{"images": [], "annotations": []}')
-    instances = {key: ("coco", f"{key}2017", f"annotations/instances_{key}2017.json") for key in ("train", "val")}
-    assert found(tmp_path) == found(tmp_path, "instances") == found(tmp_path, "segment") == instances
-    points = {key: ("coco", f"{key}2017", f"annotations/person_keypoints_{key}2017.json") for key in ("train", "val")}
-    assert found(tmp_path, "keypoints") == points
+    for task in ("detect", "instances", "segment", "keypoints"):
+        kind = "person_keypoints" if task == "keypoints" else "instances"
+        files = {key: ("coco", f"{key}2017", f"annotations/{kind}_{key}2017.json") for key in ("train", "val")}
+        assert found(tmp_path, task) == files
 
 
 def test_coco__train_and_val_each_with_a_file(tmp_path):
     for name in ("train", "valid", "test"):
         coco(tmp_path / name / "_annotations.coco.json", tmp_path / name / "a.png")
-    assert found(tmp_path) == {
-        "train": ("coco", "train", "train/_annotations.coco.json"),
-        "val": ("coco", "valid", "valid/_annotations.coco.json"),
-    }
+    places = {"train": "train", "val": "valid"}
+    assert found(tmp_path) == {key: ("coco", name, f"{name}/_annotations.coco.json") for key, name in places.items()}
 
 
 def test_coco__several_of_one_part_are_refused(tmp_path):
-    coco(tmp_path / "a.json", tmp_path / "a.png")
-    coco(tmp_path / "b.json", tmp_path / "a.png")
+    for name in "ab":
+        coco(tmp_path / f"{name}.json", tmp_path / "a.png")
     refused(r"has several COCO files: a.json, b.json; give the path of one", find_parts, tmp_path, "detect")
     for name in ("train", "val"):
         coco(tmp_path / "whole" / "train" / f"{name}.json", tmp_path / "whole" / "train" / "a.png")
-    with pytest.raises(ValueError, match=r"train holds train/train.json, train/val.json; keep one of them there"):
-        find_parts(tmp_path / "whole", "detect")
-
-
-def test_coco__others_beside_train_and_val_are_told(tmp_path):
-    for name in ("train", "val", "mini"):
-        coco(tmp_path / f"{name}.json", tmp_path / "a.png")
-    assert found(tmp_path).keys() == {"train", "val", "unused 1"}
-    assert found(tmp_path)["unused 1"][2] == "mini.json"
+    words = r"train holds train/train.json, train/val.json; keep one of them there"
+    refused(words, find_parts, tmp_path / "whole", "detect")
+    for name in ("train", "val", "mini"):  # others beside train and val are told
+        coco(tmp_path / "mini" / f"{name}.json", tmp_path / "mini" / "a.png")
+    assert found(tmp_path / "mini").keys() == {"train", "val", "unused 1"}
+    assert found(tmp_path / "mini")["unused 1"][2] == "mini.json"
 
 
 @pytest.mark.parametrize(("images", "masks"), [("images", "masks"), ("JPEGImages", "SegmentationClass")])
@@ -91,18 +86,14 @@ def test_masks__divided_inside_or_outside(tmp_path):
     for name in ("training", "validation"):  # as ADE20K is
         make_image(inside / "images" / name / "a.png", inside / "annotations" / name / "a.png")
     make_image(inside / "images" / "test" / "a.png")
-    assert found(inside, "segment") == {
-        "train": ("masks", "images/training", "annotations/training"),
-        "val": ("masks", "images/validation", "annotations/validation"),
-    }
+    places = {"train": "training", "val": "validation"}
+    pairs = {key: ("masks", f"images/{name}", f"annotations/{name}") for key, name in places.items()}
+    assert found(inside, "segment") == pairs
     for name in ("train", "val"):
         make_image(outside / name / "images" / "a.png", outside / name / "masks" / "a.png")
     assert found(outside, "segment") == {key: ("masks", f"{key}/images", f"{key}/masks") for key in ("train", "val")}
-
-
-def test_masks__a_part_without_them_is_no_part(tmp_path):
     make_image(tmp_path / "images/train/a.png", tmp_path / "images/val/b.png", tmp_path / "masks/train/a.png")
-    assert found(tmp_path, "segment") == {"train": ("masks", "images/train", "masks/train")}
+    assert found(tmp_path, "segment") == {"train": ("masks", "images/train", "masks/train")}  # val has no masks
 
 
 def test_masks__before_a_coco_file_for_segment_alone(tmp_path):
@@ -116,10 +107,11 @@ def test_masks__before_a_coco_file_for_segment_alone(tmp_path):
 def test_nothing__is_said_in_one_line(tmp_path):
     make_image(tmp_path / "photos" / "a.png")
     refused("holds no labelled images; expected a COCO JSON file", find_parts, tmp_path, "detect")
-    with pytest.raises(FileNotFoundError, match=r"no such data: .*photo; did you mean .*photos\?"):
-        find_parts(tmp_path / "photo", "detect")
-    refused(r"no such data: scene; did you mean scenes\?", find_parts, "scene", "detect", error=FileNotFoundError)
-    with pytest.raises(FileNotFoundError, match=r"give a COCO .json, a folder with images and labels, or scenes"):
-        find_parts(tmp_path / "xyz" / "w", "detect")
+    for place, words in (
+        (tmp_path / "photo", r"no such data: .*photo; did you mean .*photos\?"),
+        ("scene", r"no such data: scene; did you mean scenes\?"),
+        (tmp_path / "xyz" / "w", r"give a COCO .json, a folder with images and labels, or scenes"),
+    ):
+        refused(words, find_parts, place, "detect", error=FileNotFoundError)
     (tmp_path / "list.txt").write_text("a")
     refused(r"list.txt is not a COCO file", find_parts, tmp_path / "list.txt", "detect")

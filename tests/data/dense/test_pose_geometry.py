@@ -5,34 +5,24 @@ import math
 import pytest
 import torch
 
-from broadsight.data.dense.pose_geometry import apply_affine, crop_affine, encode, invert_affine, person_crop
-
-
-def test_person_crop__grows_the_shorter_side_to_the_aspect():
-    tall, wide = (10.0, 20.0, 40.0, 120.0), (0.0, 0.0, 90.0, 60.0)  # 30x100, 90x60
-    centres, extents = person_crop(torch.tensor([tall, wide]), (256, 192), padding=1.25)
-    assert centres.tolist() == [[25, 70], [45, 30]]
-    # 100 high asks for 75 wide; 90 wide asks for 120 high; a quarter more of each
-    assert extents.tolist() == [[93.75, 125], [112.5, 150]]
+from broadsight.data.dense.pose_geometry import apply_affine, crop_affine, encode, invert_affine
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64])
-def test_person_crop__takes_boxes_of_any_type(dtype):
-    centres, extents = person_crop(torch.tensor([[0, 0, 3, 4]], dtype=dtype), (4, 3), padding=1)
-    assert centres.tolist() == [[1.5, 2]] and extents.tolist() == [[3, 4]]
-    assert centres.dtype == (torch.float32 if dtype == torch.int64 else dtype)
+def test_crop_affine__corners_of_the_region_are_those_of_the_crop(dtype):
+    boxes = torch.tensor([(10, 20, 40, 120), (0, 0, 90, 60)], dtype=dtype)
+    matrices = crop_affine(boxes, (256, 192), padding=1.25)
+    assert matrices.dtype == (torch.float32 if dtype == torch.int64 else dtype)
+    # 100 high asks for 75 wide; 90 wide asks for 120 high; a quarter more of each
+    middle, half = torch.tensor([[25.0, 70], [45, 30]]), torch.tensor([[46.875, 62.5], [56.25, 75]])
+    region = torch.stack([middle - half, middle + half, middle], 1).to(matrices)
+    crop = torch.tensor([[0.0, 0.0], [192.0, 256.0], [96.0, 128.0]]).expand(2, 3, 2).to(matrices)
+    torch.testing.assert_close(apply_affine(region, matrices), crop, atol=1e-4, rtol=0)
 
 
 def test_crop_affine__box_of_no_area_counts_as_a_pixel():
     matrix = crop_affine(torch.tensor([[5.0, 5.0, 5.0, 5.0]]), (256, 192), padding=1)
     assert apply_affine(torch.tensor([[[5.0, 5.0], [5.5, 5.0]]]), matrix).tolist() == [[[96, 128], [192, 128]]]
-
-
-def test_crop_affine__corners_of_the_region_are_those_of_the_crop():
-    matrix = crop_affine(torch.tensor([[10.0, 20.0, 40.0, 120.0]]), (256, 192))
-    region = torch.tensor([[[25 - 46.875, 70 - 62.5], [25 + 46.875, 70 + 62.5], [25, 70]]])
-    crop = torch.tensor([[[0.0, 0.0], [192.0, 256.0], [96.0, 128.0]]])
-    torch.testing.assert_close(apply_affine(region, matrix), crop, atol=1e-4, rtol=0)
 
 
 def test_crop_affine__scale_above_one_shows_more():
@@ -83,15 +73,10 @@ def test_encode__gaussian_by_hand():
     # Cell (x 2, y 1) has its centre at (10, 6); sigma of 2 cells
     maps, weights = encode(torch.tensor([[[10.0, 6.0, 2.0]]]), (16, 24))
     assert maps.shape == (1, 1, 4, 6) and weights.tolist() == [[1]]
-    assert maps[0, 0, 1, 2] == 1
-    assert maps[0, 0, 1, 4].item() == pytest.approx(math.exp(-4 / 8))
-    assert maps[0, 0, 3, 5].item() == pytest.approx(math.exp(-(4 + 9) / 8))
-
-
-def test_encode__between_cells_all_four_are_equal():
+    expected = [1, math.exp(-4 / 8), math.exp(-(4 + 9) / 8)]
+    assert maps[0, 0, [1, 1, 3], [2, 4, 5]].tolist() == pytest.approx(expected)
     maps, _ = encode(torch.tensor([[[8.0, 4.0, 1.0]]]), (16, 16), sigma=1)  # the corner of four cells
-    around = maps[0, 0, :2, 1:3]
-    torch.testing.assert_close(around, torch.full((2, 2), math.exp(-0.25)))
+    torch.testing.assert_close(maps[0, 0, :2, 1:3], torch.full((2, 2), math.exp(-0.25)))
 
 
 def test_encode__what_is_not_to_be_learned():
@@ -102,12 +87,8 @@ def test_encode__what_is_not_to_be_learned():
     assert (maps.amax((2, 3)) > 0).tolist() == [[False, True, False, False, False]]
 
 
-def test_encode__mirrored_points_give_mirrored_maps():
+def test_encode__mirrored_points_give_mirrored_maps_and_odd_sizes_round_up():
     points = torch.rand(3, 5, 3) * 60 + 1
-    mirrored = points.clone()
-    mirrored[..., 0] = 64 - mirrored[..., 0]
+    mirrored = torch.cat([64 - points[..., :1], points[..., 1:]], -1)
     torch.testing.assert_close(encode(mirrored, (64, 64))[0], encode(points, (64, 64))[0].flip(-1))
-
-
-def test_encode__odd_sizes_round_up():
-    assert encode(torch.ones(1, 2, 3), (33, 30))[0].shape == (1, 2, 9, 8)
+    assert encode(points, (33, 30))[0].shape == (3, 5, 9, 8)

@@ -47,15 +47,14 @@ def test_coco_whose_images_are_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("folder", "kind", "images", "labels"),
+    ("folder", "task", "kind", "images", "labels"),
     [
-        ("coco", "coco", "images", "instances.json"),
-        ("coco_keypoints", "coco", ".", "person_keypoints.json"),
-        ("coco_semantic", "masks", "images", "masks"),
+        ("coco", "detect", "coco", "images", "instances.json"),
+        ("coco_keypoints", "keypoints", "coco", ".", "person_keypoints.json"),
+        ("coco_semantic", "segment", "masks", "images", "masks"),
     ],
 )
-def test_real(folder, kind, images, labels):
+def test_real(folder, task, kind, images, labels):
     if not (DATA / folder).exists():
         pytest.skip(f"{folder} is not beside the repository")
-    task = {"coco": "detect", "coco_keypoints": "keypoints", "coco_semantic": "segment"}[folder]
     assert find_parts(DATA / folder, task) == {"all": (kind, DATA / folder / images, DATA / folder / labels)}

@@ -9,8 +9,18 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from broadsight.data.dense import transforms as dense_transforms
-from broadsight.data.dense.object_geometry import GROUND
-from broadsight.data.dense.transforms import DenseTransforms, iou_window
+from broadsight.data.dense.transforms import (
+    GROUND,
+    DenseTransforms,
+    crop,
+    crop_planes,
+    flip,
+    ground_of,
+    iou_window,
+    left_over,
+    resize,
+    resize_masks,
+)
 from broadsight.data.seeds import seed_transforms
 from tests.refusals import refused
 
@@ -49,16 +59,10 @@ def drawn(seed: int) -> tuple[Image.Image, dict]:
         y = (y1 + y2) / 2
         pixels[int(y - 3.5) : int(y + 3.5), int(x - 3.5) : int(x + 3.5), colour] = 255
         points[0, number] = int(x - 3.5) + 3.5, int(y - 3.5) + 3.5, 2
-    target = dict(
-        boxes=tv_tensors.BoundingBoxes(torch.tensor(boxes).float(), format="XYXY", canvas_size=(height, width)),
-        labels=torch.tensor([1, 2, 1]),
-        iscrowd=torch.tensor([0, 0, 1]),
-        area=torch.tensor(masks.sum((1, 2))).float(),
-        image_id=seed,
-        masks=tv_tensors.Mask(torch.from_numpy(masks)),
-        keypoints=torch.from_numpy(points),
-    )
-    return Image.fromarray(pixels), target
+    corners = tv_tensors.BoundingBoxes(torch.tensor(boxes).float(), format="XYXY", canvas_size=(height, width))
+    target = dict(boxes=corners, labels=torch.tensor([1, 2, 1]), iscrowd=torch.tensor([0, 0, 1]), image_id=seed)
+    target |= dict(masks=tv_tensors.Mask(torch.from_numpy(masks)), keypoints=torch.from_numpy(points))
+    return Image.fromarray(pixels), target | dict(area=torch.tensor(masks.sum((1, 2))).float())
 
 
 def coloured(pixels: torch.Tensor, label: int) -> torch.Tensor:
@@ -70,8 +74,7 @@ def coloured(pixels: torch.Tensor, label: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", CHAINS)
 def test_objects__stay_where_they_are_seen(name):
     build = DenseTransforms(**{"task": "keypoints", "image_size": 48, **CHAINS[name]}).build(True, PAIRS)
-    dots = objects = 0
-    mirrored = set()
+    dots, objects, mirrored = 0, 0, set()
     for seed in range(60):
         image, given = drawn(seed)
         seed_transforms(1, seed)
@@ -95,44 +98,31 @@ def test_objects__stay_where_they_are_seen(name):
             mask = target["masks"][row].bool()
             assert (mask ^ seen).sum() <= 2 * (right - left + bottom - top)  # no more than its outline
             assert abs(float(target["area"][row]) - int(mask.sum())) <= 2 * (right - left + bottom - top)
-        for points in target["keypoints"][target["labels"] == 1]:
-            for number, (x, y, visible) in enumerate(points.tolist()):
-                if visible and x < width and y < height:
-                    dots += 1
-                    own, other = (bool(pixels[channel, int(y), int(x)] > 90) for channel in (1 + number, 2 - number))
-                    assert number < 2 and own != other, (seed, number)
-                    mirrored.add((seed, other))
-                elif not visible:
-                    assert (x, y) == (0, 0)
+        for number, (x, y, visible) in enumerate(target["keypoints"][target["labels"] == 1].flatten(0, 1).tolist()):
+            if visible and x < width and y < height:
+                dots += 1
+                own, other = (bool(pixels[channel, int(y), int(x)] > 90) for channel in (1 + number, 2 - number))
+                assert number < 2 and own != other, (seed, number)
+                mirrored.add((seed, other))
+            assert visible or (x, y) == (0, 0)
     assert objects > 60 and dots > 60
     assert len({seed for seed, _ in mirrored}) == len(mirrored)  # both dots of an image say the same
     often = CHAINS[name].get("hflip", 0.5)
     assert {other for _, other in mirrored} == ({False} if often == 0 else {True} if often == 1 else {False, True})
 
 
-def test_flip__left_becomes_right_and_is_told_by_the_colours():
-    """The dot that was drawn for the left keypoint is the right one's in the mirror, so that left stays on the left."""
-    image, target = drawn(3)
-    pixels, turned = DenseTransforms("keypoints", 48, hflip=1.0).build(True, PAIRS)(image, target)
-    x, y, _ = turned["keypoints"][0, 1].tolist()
-    assert pixels[1, int(y), int(x)] == 255
-    assert turned["keypoints"][0, 0, 0] < turned["keypoints"][0, 1, 0]
-
-
 def test_random_crop__keeps_an_object_and_shows_less():
     build = DenseTransforms("instances", 48, crop="random", hflip=0.0).build(True)
-    shares = []
+    shares = set()
     for seed in range(40):
         seed_transforms(seed)
-        image, target = drawn(seed)
-        pixels, left = build(image, target)
-        assert len(left["labels"])
-        shares.append(len(left["labels"]))
+        pixels, left = build(*drawn(seed))
+        shares.add(len(left["labels"]))
         assert min(pixels.shape[1:]) == 48 or max(pixels.shape[1:]) == 80
-    assert {1, 2} == set(shares)
+    assert {1, 2} == shares
 
 
-def test_iou_window__shows_centres_of_all_that_it_keeps():
+def test_iou_window__shows_centres_of_all_that_it_keeps(monkeypatch):
     boxes = torch.tensor([[2.0, 2, 20, 30], [30, 10, 60, 40], [1, 40, 5, 44]])
     windows = set()
     for seed in range(100):
@@ -145,11 +135,8 @@ def test_iou_window__shows_centres_of_all_that_it_keeps():
     assert windows == {(False, False), (False, True), (True, False), (True, True)}
     torch.manual_seed(0)
     assert iou_window(boxes[:0], 48, 64)[1].shape == (0,)
-
-
-def test_iou_crop__leaves_out_what_has_its_centre_elsewhere(monkeypatch):
-    drawn_window = lambda boxes, height, width: ((0, 0, height - 2, width), torch.tensor([True, False]))  # noqa: E731
-    monkeypatch.setattr(dense_transforms, "iou_window", drawn_window)
+    # What has its centre elsewhere is left out
+    monkeypatch.setattr(dense_transforms, "iou_window", lambda *_: ((0, 0, 46, 64), torch.tensor([True, False])))
     image, target = drawn(1)
     left = DenseTransforms("instances", 40, crop="iou", fixed=True).build(True)(image, target)[1]
     assert left["labels"].tolist() == [1] and len(left["masks"]) == 1
@@ -163,8 +150,8 @@ def test_objects__none_at_all(crop):
     for seed in range(10):
         seed_transforms(seed)
         pixels, left = build(image, empty)
-        assert left["boxes"].shape == (0, 4) and left["keypoints"].shape == (0, 3, 3)
-        assert left["masks"].shape == (0, *pixels.shape[1:])
+        shapes = [tuple(left[key].shape) for key in ("boxes", "keypoints", "masks")]
+        assert shapes == [(0, 4), (0, 3, 3), (0, *pixels.shape[1:])]
 
 
 def test_size__shorter_side_and_at_most_the_longest():
@@ -175,10 +162,7 @@ def test_size__shorter_side_and_at_most_the_longest():
     assert DenseTransforms("detect", 320, fixed=True).size_of(480, 640) == (320, 320)
     drawn_sizes = [DenseTransforms("detect", 800, 1333, resize=(0.6, 1.0)).size_of(500, 500)[0] for _ in range(300)]
     assert min(drawn_sizes) in range(480, 490) and max(drawn_sizes) in range(790, 801)
-
-
-def test_size__of_segmentation_limits_both_sides_by_the_factor():
-    settings = DenseTransforms("segment", 512)
+    settings = DenseTransforms("segment", 512)  # the factor limits both sides
     assert settings.size_of(512, 683) == (512, 683) and settings.size_of(100, 800) == (256, 2048)
     doubled = DenseTransforms("segment", 512, resize=(2.0, 2.0))
     assert doubled.size_of(512, 683) == (1024, 1366) and doubled.size_of(100, 800) == (512, 4096)
@@ -190,21 +174,19 @@ def test_evaluation__changes_nothing_and_keeps_crowds(task):
     given = tv_tensors.Mask(target["masks"][0].long()) if task == "segment" else target
     pixels, same = DenseTransforms(task, 20, hflip=1.0, color_jitter=0.5).build(False)(image, given)
     assert torch.equal(pixels, torch.from_numpy(np.array(image)).permute(2, 0, 1))
-    if task == "segment":
-        assert type(same) is torch.Tensor and torch.equal(same, given)
-    else:
-        assert same["iscrowd"].tolist() == [0, 0, 1] and torch.equal(same["boxes"], target["boxes"])
-        assert type(same["boxes"]) is type(same["masks"]) is torch.Tensor
+    pairs = (
+        [(same, given)] if task == "segment" else [(same[key], target[key]) for key in ("iscrowd", "boxes", "masks")]
+    )
+    assert all(type(one) is torch.Tensor and torch.equal(one, other) for one, other in pairs)
 
 
 def scene(seed: int) -> tuple[Image.Image, torch.Tensor]:
     """Classes as colours: 0 black, 1 red, 2 green; and a strip that is ignored, in blue."""
     random = np.random.default_rng(seed)
-    mask = np.zeros((40, 60), np.int64)
+    mask, colours = np.zeros((40, 60), np.int64), np.zeros((256, 3), np.uint8)
     mask[: random.integers(10, 30), : random.integers(10, 50)] = 1
     mask[-random.integers(5, 20) :, -random.integers(10, 40) :] = 2
     mask[:, 58:] = 255
-    colours = np.zeros((256, 3), np.uint8)
     colours[1, 0] = colours[2, 1] = colours[255, 2] = 255
     return Image.fromarray(colours[mask]), tv_tensors.Mask(torch.from_numpy(mask))
 
@@ -237,21 +219,17 @@ def test_segment__classes_stay_on_their_colours(resize):
 
 def test_segment__crops_are_drawn_again_if_one_class_fills_them(monkeypatch):
     image, mask = scene(1)
-    mask[:] = 0
-    mask[:12, :12] = 1
-    build = DenseTransforms("segment", 12, resize=(3.0, 3.0)).build(True)  # 36 x 54, of which 11 x 11 differ
-
-    def both() -> int:
-        found = 0
+    mask[:], mask[:12, :12] = 0, 1
+    build, often = DenseTransforms("segment", 12, resize=(3.0, 3.0)).build(True), {}  # 36 x 54, of which 11 x 11 differ
+    for tries in (10, 1):
+        monkeypatch.setattr(dense_transforms, "TRIES", tries)
+        found = []
         for seed in range(100):
             seed_transforms(seed)
             counts = torch.bincount(build(image, mask)[1].flatten(), minlength=2)[:2]
-            found += bool(counts.max() <= 0.75 * counts.sum())
-        return found
-
-    often = both()
-    monkeypatch.setattr(dense_transforms, "TRIES", 1)
-    assert often > 3 * both()
+            found.append(bool(counts.max() <= 0.75 * counts.sum()))
+        often[tries] = sum(found)
+    assert often[10] > 3 * often[1]
 
 
 def test_segment__fixed_shows_all_of_the_image():
@@ -259,12 +237,8 @@ def test_segment__fixed_shows_all_of_the_image():
     pixels, moved = DenseTransforms("segment", 30, fixed=True, hflip=0.0).build(True)(image, mask)
     assert pixels.shape == (3, 30, 30)
     assert torch.equal(moved, mask.as_subclass(torch.Tensor)[(torch.arange(30) + 0.5).mul(40 / 30).long()][:, 1::2])
-
-
-def test_segment__of_ignored_pixels_alone():
-    image, mask = scene(2)
     pixels, moved = DenseTransforms("segment", 30).build(True)(image, torch.full_like(mask, 255))
-    assert (moved == 255).all()
+    assert (moved == 255).all()  # of ignored pixels alone
 
 
 @pytest.mark.parametrize("task", ["detect", "segment"])
@@ -278,7 +252,8 @@ def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
     image = image.convert(mode)
     results = []
     for strength in (0.0, 0.5, 0.5):
-        build = pickle.loads(pickle.dumps(DenseTransforms(task, 40, crop=crop, color_jitter=strength).build(True)))
+        settings = DenseTransforms(task, 40, crop=crop, resize=(0.5, 1.5), color_jitter=strength)
+        build = pickle.loads(pickle.dumps(settings.build(True)))
         seen = []
         for seed in range(8):
             seed_transforms(7, seed)
@@ -286,21 +261,8 @@ def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
             assert seen[-1].dtype == torch.uint8 and len(seen[-1]) == len(mode.strip("L") or "L")
         results.append(seen)
     without, once, again = results
-    assert all(map(torch.equal, once, again))
+    assert all(map(torch.equal, once, again)) and len({image.numpy().tobytes() for image in once}) == 8
     assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(without, once, strict=True))
-
-
-def test_seed__decides_everything():
-    build = DenseTransforms("instances", 40, resize=(0.5, 1.5), crop="random", color_jitter=0.3).build(True)
-    image, target = drawn(6)
-
-    def run(*place):
-        seed_transforms(*place)
-        return build(image, target)
-
-    (first, boxes), (same, again), (other, _) = run(3, 1), run(3, 1), run(3, 2)
-    assert torch.equal(first, same) and torch.equal(boxes["masks"], again["masks"])
-    assert first.shape != other.shape or not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -316,3 +278,83 @@ def test_seed__decides_everything():
 )
 def test_settings__refused_in_one_line(changes, message):
     refused(message, DenseTransforms, **{"task": "detect", "image_size": 64, **changes})
+
+
+def sample():
+    pixels = torch.arange(4 * 6, dtype=torch.uint8).reshape(1, 4, 6).repeat(3, 1, 1)
+    masks = torch.zeros(2, 4, 6, dtype=torch.uint8)
+    masks[0, 1:3, 0:3] = masks[1, 3, 5] = 1
+    target = dict(
+        boxes=torch.tensor([[0.0, 1, 3, 3], [5, 3, 6, 4]]),
+        labels=torch.tensor([4, 7]),
+        area=torch.tensor([5.0, 1.0]),
+        masks=masks,
+        keypoints=torch.tensor([[[0.5, 1.5, 2.0], [2.5, 2.5, 1.0]], [[5.5, 3.5, 2.0], [0, 0, 0]]]),
+        image_id=9,
+    )
+    return pixels, target
+
+
+def test_resize__by_hand():
+    pixels, target = sample()
+    bigger, moved = resize(pixels, target, (8, 18))
+    assert bigger.shape == (3, 8, 18) and bigger.dtype == torch.uint8
+    lists = {key: moved[key].tolist() for key in ("boxes", "area", "keypoints", "labels")}
+    points = [[[1.5, 3, 2], [7.5, 5, 1]], [[16.5, 7, 2], [0, 0, 0]]]
+    assert lists == dict(boxes=[[0, 2, 9, 6], [15, 6, 18, 8]], area=[30, 6], keypoints=points, labels=[4, 7])
+    assert torch.equal(moved["masks"], target["masks"].repeat_interleave(2, 1).repeat_interleave(3, 2))
+    assert moved["image_id"] == 9
+    assert target["boxes"].tolist() == [[0, 1, 3, 3], [5, 3, 6, 4]]  # what was given is left alone
+    line = torch.arange(6, dtype=torch.uint8).reshape(1, 1, 6)
+    assert resize_masks(line, (1, 2)).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
+    assert resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
+
+
+def test_crop__inside_of_the_image():
+    pixels, target = sample()
+    part, moved = crop(pixels, target, (1, 2, 3, 3))
+    assert torch.equal(part, pixels[:, 1:4, 2:5])
+    assert moved["boxes"].tolist() == [[-2, 0, 1, 2], [3, 2, 4, 3]]
+    left = left_over(moved, 3, 3)
+    assert left["boxes"].tolist() == [[0, 0, 1, 2]] and left["labels"].tolist() == [4]
+    assert left["masks"].tolist() == [[[1, 0, 0], [1, 0, 0], [0, 0, 0]]]
+    assert torch.allclose(left["area"], torch.tensor([5.0 / 3]))  # a third of the box is left
+    assert left["keypoints"].tolist() == [[[0, 0, 0], [0.5, 1.5, 1]]]
+
+
+def test_crop__beyond_the_image_shows_the_ground():
+    pixels, target = sample()
+    wide, moved = crop(pixels, target, (-1, -2, 7, 9))
+    expected = torch.tensor(GROUND, dtype=torch.uint8)[:, None, None].repeat(1, 7, 9)
+    expected[:, 1:5, 2:8] = pixels
+    assert torch.equal(wide, expected)
+    assert moved["masks"].sum() == target["masks"].sum() and moved["masks"][1, 4, 7] == 1
+    assert moved["boxes"].tolist() == [[2, 2, 5, 4], [7, 4, 8, 5]]
+    assert left_over(moved, 7, 9)["keypoints"].tolist() == [[[2.5, 2.5, 2], [4.5, 3.5, 1]], [[7.5, 4.5, 2], [0, 0, 0]]]
+    # of which nothing is in the window, and of grey images
+    assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (-5, 0, 3, 2), 255).tolist() == [[[255] * 2] * 3]
+    assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (0, 4, 1, 2), 7).tolist() == [[[7, 7]]]
+    assert ground_of(torch.zeros(1, 2, 2)) == (114,) and ground_of(torch.zeros(3, 2, 2)) == GROUND
+
+
+def test_flip__swaps_left_and_right():
+    pixels, target = sample()
+    mirrored, moved = flip(pixels, target, {0: 1, 1: 0})
+    assert torch.equal(mirrored, pixels[:, :, [5, 4, 3, 2, 1, 0]])
+    assert moved["boxes"].tolist() == [[3, 1, 6, 3], [0, 3, 1, 4]]
+    assert torch.equal(moved["masks"], target["masks"][:, :, [5, 4, 3, 2, 1, 0]])
+    assert moved["keypoints"][0].tolist() == [[3.5, 2.5, 1], [5.5, 1.5, 2]]
+    # What is not labelled is so under its new name too, wherever it went.
+    assert left_over(moved, 4, 6)["keypoints"][1].tolist() == [[0, 0, 0], [0.5, 3.5, 2]]
+    assert flip(pixels, target, {})[1]["keypoints"][0].tolist() == [[5.5, 1.5, 2], [3.5, 2.5, 1]]
+
+
+def test_left_over__drops_slivers_and_objects_of_which_nothing_is_seen():
+    _, target = sample()
+    target["boxes"] = torch.tensor([[0.0, 1, 0.9, 3], [5, 3, 6, 4]])
+    assert left_over(target, 4, 6)["labels"].tolist() == [7]
+    target["masks"][1] = 0
+    left = left_over(target, 4, 6)
+    shapes = {key: tuple(value.shape) for key, value in left.items() if key != "image_id"}
+    assert shapes == dict(boxes=(0, 4), labels=(0,), area=(0,), masks=(0, 4, 6), keypoints=(0, 2, 3))
+    assert left["image_id"] == 9

@@ -1,49 +1,39 @@
 """Views of dense data: which images, which numbers of classes, and objects painted as pixels."""
 
-import json
-
 import pytest
 import torch
-from PIL import Image
 from torchvision import tv_tensors
 
-from broadsight.data.dense.view import CocoPixels, DenseView
+from broadsight.data.dense.resolve import resolve_dense
+from broadsight.data.dense.view import CocoPixels, DenseView, labels_of_images, told_quickly, without_labels
 from broadsight.data.scenes import Scenes
 from broadsight.data.scenes.targets import SceneMasks
 from broadsight.data.sources.coco import CocoDataset
+from tests.refusals import refused
+
+from .test_resolve import PERSON, box, paint, person, write
 
 
 @pytest.fixture
 def coco(tmp_path):
     """Three images of 8 x 6; cat is 1, dog 2. In the first a cat lies under a dog, both beside a crowd."""
 
-    def box(number, image, category, x, y, width, height, **more):
+    def at(x, y, width, height, category=9, **more):
         outline = [[x, y, x + width, y, x + width, y + height, x, y + height]]
-        return dict(
-            id=number, image_id=image, category_id=category, bbox=[x, y, width, height], segmentation=outline, **more
-        )
+        return dict(category_id=category, bbox=[x, y, width, height], segmentation=outline, **more)
 
-    for name in "abc":
-        Image.new("RGB", (8, 6), "red").save(tmp_path / f"{name}.png")
-    content = dict(
-        images=[dict(id=n, file_name=f"{name}.png", width=8, height=6) for n, name in enumerate("abc", 1)],
-        categories=[dict(id=id, name=name, keypoints=["nose", "tail"]) for id, name in ((5, "cat"), (9, "dog"))],
-        annotations=[
-            box(1, 1, 5, 0, 0, 4, 4, keypoints=[1, 2, 2, 0, 0, 0]),
-            box(2, 1, 9, 2, 2, 4, 4),
-            box(3, 1, 9, 3, 0, 5, 3, iscrowd=1),
-            box(4, 3, 9, 0, 0, 1, 1),
-        ],
-    )
-    (tmp_path / "coco.json").write_text(json.dumps(content))
-    return lambda **options: CocoDataset(tmp_path / "coco.json", **options)
+    cat = at(0, 0, 4, 4, 5, keypoints=[1, 2, 2, 0, 0, 0])
+    first = [cat, at(2, 2, 4, 4), at(3, 0, 5, 3, iscrowd=1)]
+    objects = [*(box(number, **one) for number, one in enumerate(first, 1)), box(4, 3, **at(0, 0, 1, 1))]
+    kinds = [dict(id=number, name=name, keypoints=["nose", "tail"]) for number, name in ((5, "cat"), (9, "dog"))]
+    file = write(tmp_path, objects, 3, kinds)
+    return lambda **options: CocoDataset(file, **options)
 
 
 def test_view__some_of_the_images(coco):
     view = DenseView(coco(), [2, 0])
-    assert len(view) == 2 and [view.name(i) for i in range(2)] == ["c.png", "a.png"]
-    assert view.target(0)["image_id"] == 3 and view[1][1]["image_id"] == 1
-    assert view[0][0].size == view.open(0).size == (8, 6)
+    assert [view.name(i) for i in range(len(view))] == ["3.png", "1.png"]
+    assert view.target(0)["image_id"] == 3 and view[0][0].size == view.open(0).size == (8, 6)
     assert [target["image_id"] for _, target in view] == [3, 1]  # iteration ends
     assert (view.classes, view.category_ids, view.keypoint_names) == (("cat", "dog"), {1: 5, 2: 9}, ("nose", "tail"))
     assert [one["image_id"] for _, one in DenseView(view, [1])] == [1]  # of a view
@@ -68,11 +58,6 @@ def test_view__pixels_as_another_numbers_them():
         assert names[0] == names[1]
 
 
-def test_view__ignored_pixels_stay(coco):
-    view = DenseView(CocoPixels(coco()), classes=("background", "dog", "cat"))
-    assert sorted(view.target(0).unique().tolist()) == [0, 1, 2, 255]
-
-
 def test_view__keypoints_of_pixels_as_coordinates(coco):
     data = coco(masks=False, keypoints=True)
     view = DenseView(data, points=0.5)
@@ -83,7 +68,7 @@ def test_view__keypoints_of_pixels_as_coordinates(coco):
 
 def test_pixels__by_hand(coco):
     data = CocoPixels(coco())
-    assert data.classes == ("background", "cat", "dog") and len(data) == 3 and data.name(1) == "b.png"
+    assert data.classes == ("background", "cat", "dog") and len(data) == 3 and data.name(1) == "2.png"
     mask = data.target(0)
     assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
     x = 255
@@ -99,3 +84,47 @@ def test_pixels__by_hand(coco):
     image, same = data[0]
     assert image.size == (8, 6) and torch.equal(same, mask)
     assert "crowds are ignored" in data.notes[-1]
+    view = DenseView(data, classes=("background", "dog", "cat"))  # ignored pixels stay
+    assert sorted(view.target(0).unique().tolist()) == [0, 1, 2, 255]
+
+
+def test_labels__objects_that_count(tmp_path):
+    crowd = box(3, 2, iscrowd=1, segmentation=dict(size=[6, 8], counts=[0, 48]))
+    file = write(tmp_path, [box(1), box(2, 1, category_id=7), crowd, box(4, 3, category_id=7)])
+    view = resolve_dense(file, "detect", val=file).val
+    assert labels_of_images(view) == [[1, 2], [], [2], []]
+    assert labels_of_images(resolve_dense(file, "segment", val=file).val) == [[0, 2], [], [0, 2], [0]]
+    hidden = write(tmp_path / "b", [box(1), box(2, category_id=7), box(3, 2)])  # a dog before the cat
+    assert labels_of_images(resolve_dense(hidden, "segment", val=hidden).val) == [[0, 2], [0, 1], [0], [0]]
+    other = DenseView(DenseView(view, [2, 0]), classes=("dog", "cat"))
+    assert labels_of_images(other) == [[1], [1, 2]]  # as another numbers them
+
+
+def test_labels__persons_with_labelled_keypoints(tmp_path):
+    file = write(tmp_path, [person(1), person(2, 2), person(3, 3, keypoints=[0] * 9)], categories=PERSON)
+    view = resolve_dense(file, "keypoints", val=file).val
+    assert labels_of_images(view) == [[1], [1], [], []]
+    words = "x has no labelled keypoint to evaluate on; every visibility is 0"
+    refused(words, without_labels, view, [[], []], "evaluate on", "x")
+
+
+def test_labels__pixels_that_are_not_ignored(tmp_path):
+    paint(tmp_path, "a", "b", values=(0, 1))
+    paint(tmp_path, "c", values=(255, 1))
+    paint(tmp_path, "d", values=(255,))
+    (tmp_path / "classes.txt").write_text("sky\nsea\nsun\n")
+    view = resolve_dense(tmp_path, "segment", val=tmp_path).val
+    assert labels_of_images(view) == [[0, 1], [0, 1], [1], []]
+    paint(tmp_path, "d", values=(2, 2, 1))  # another file of that name
+    assert labels_of_images(view)[3] == [1, 2]
+    (tmp_path / "masks" / "d.png").write_bytes(b"no mask")
+    assert labels_of_images(view)[3] == []
+    lost, alone = without_labels(view, [[1], [1]], "evaluate on", "x")
+    assert lost == "classes without pixels to evaluate on: sky, sun (of 3 classes)"
+    assert alone.startswith("the images to evaluate on show sea alone, so mIoU and mAcc have no value")
+
+
+def test_labels__scenes():
+    view = resolve_dense("scenes:12", "segment", scenes_size=32).val
+    assert told_quickly(view) and all(labels[0] == 0 and len(labels) > 1 for labels in labels_of_images(view))
+    assert not told_quickly(DenseView(view, [0] * 300))

@@ -9,16 +9,8 @@ from torch import Tensor, nn
 from broadsight.data.dense.pose_geometry import encode
 from broadsight.dense import build
 
-FEW = dict(
-    rpn_pre_nms_top_n_train=50,
-    rpn_post_nms_top_n_train=40,
-    rpn_pre_nms_top_n_test=40,
-    rpn_post_nms_top_n_test=30,
-    box_batch_size_per_image=16,
-    box_detections_per_img=5,
-    width=32,
-    hidden=32,
-)
+FEW = dict(rpn_pre_nms_top_n_train=50, rpn_post_nms_top_n_train=40, box_batch_size_per_image=16, width=32, hidden=32)
+FEW |= dict(rpn_pre_nms_top_n_test=40, rpn_post_nms_top_n_test=30, box_detections_per_img=5)
 
 
 class Kind(NamedTuple):

@@ -1,12 +1,14 @@
-"""RetinaNet, FCOS and SSDLite: labels, raw outputs, anchors and the pyramid."""
+"""RetinaNet, FCOS and SSDLite: labels, raw outputs, anchors, the pyramid, and the samples of ATSS by a slow loop."""
+
+import math
 
 import pytest
 import torch
 from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
-from broadsight.dense.detector import SteadyBatchNorm2d
-from broadsight.dense.feature_pyramid import FeaturePyramid, StridedAnchors
+from broadsight.dense.detector import FeaturePyramid, SteadyBatchNorm2d, StridedAnchors
+from broadsight.dense.heads.one_stage import assign, centerness
 from broadsight.dense.stages import open_stages
 from tests.refusals import refused
 
@@ -17,11 +19,10 @@ from .small import ONE_STAGE, small, target
 def test_predictions__hold_under_bfloat16(kind):
     model = small(kind, score_thresh=0.0).eval()
     images = [torch.rand(3, 64, 96)]
-    with torch.no_grad():
-        exact = model.raw(torch.stack(images))
-        with torch.autocast("cpu", torch.bfloat16):
-            rough = model.raw(torch.stack(images))
-            (found,) = model(images)
+    exact = model.raw(torch.stack(images))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model.raw(torch.stack(images))
+        (found,) = model(images)
     assert {x.dtype for x in rough.values()} == {torch.float32}
     for name, x in exact.items():
         torch.testing.assert_close(rough[name], x, atol=0.05, rtol=0.05)
@@ -34,13 +35,11 @@ def test_labels__count_from_one_outside_and_zero_inside(kind):
     bias = model.head.classification_head.cls_logits.bias
     assert bias.shape == (3 * (9 if kind == "retinanet" else 1),)
     bias.data = torch.tensor([-9.0, 9.0, -9.0]).repeat(len(bias) // 3)  # sure of the second
-    with torch.no_grad():
-        (found,) = model.eval()([torch.rand(3, 64, 64)])
+    (found,) = model.eval()([torch.rand(3, 64, 64)])
     assert set(found["labels"].tolist()) == {2}
     model.train()
     given = [target(64, 64, [10, 10, 50, 50], labels=[label]) for label in (1, 2, 3)]
-    with torch.no_grad():
-        losses = [model([torch.ones(3, 64, 64) / 2], [one])["classification"] for one in given]
+    losses = [model([torch.ones(3, 64, 64) / 2], [one])["classification"] for one in given]
     assert losses[1] < losses[0] and losses[1] < losses[2]
     assert [int(one["labels"]) for one in given] == [1, 2, 3]  # what was given is not changed
 
@@ -51,42 +50,31 @@ def test_ssdlite__background_is_class_zero():
     for block in model.head.classification_head.module_list:
         nn.init.zeros_(block[1].weight)
         block[1].bias.data = torch.tensor([0.0, -9, -9, 9]).repeat(6)
-    with torch.no_grad():
-        (found,) = model.eval()([torch.rand(3, 64, 96)])
+    (found,) = model.eval()([torch.rand(3, 64, 96)])
     assert set(found["labels"].tolist()) == {3}
 
 
-def test_raw__anchors_are_counted():
-    raw = small("retinanet").eval().raw(torch.rand(2, 3, 64, 96))
-    positions = 8 * 12 + 4 * 6 + 2 * 3 + 1 * 2 + 1
-    assert raw["cls_logits"].shape == (2, 9 * positions, 3) and raw["bbox_regression"].shape == (2, 9 * positions, 4)
-
-
-def test_raw__normalises_by_the_backbones_mean_and_std():
+def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors():
     model = small("retinanet").eval()
     seen = []
     model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     mean, std = (torch.tensor(x)[:, None, None] for x in (model.stages.mean, model.stages.std))
-    model.raw((mean + 2 * std).expand(1, 3, 64, 64))
-    torch.testing.assert_close(seen[0], torch.full((1, 3, 64, 64), 2.0))
-
-
-class Raw(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images):
-        return self.model.raw(images)
+    raw = model.raw((mean + 2 * std).expand(2, 3, 64, 96))
+    torch.testing.assert_close(seen[0], torch.full((2, 3, 64, 96), 2.0))
+    positions = 8 * 12 + 4 * 6 + 2 * 3 + 1 * 2 + 1
+    assert raw["cls_logits"].shape == (2, 9 * positions, 3) and raw["bbox_regression"].shape == (2, 9 * positions, 4)
+    refused("an image has 1 channels; the model takes 3", model, [torch.rand(1, 64, 64)])
+    deltas = small("fcos").eval().raw(torch.rand(1, 3, 64, 64))["bbox_regression"]  # begins a stride from each side
+    assert deltas.min() > 0 and deltas.mean().item() == pytest.approx(1, abs=0.3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_STAGE)
 def test_raw__exports(kind):
     model, images = small(kind).eval(), torch.rand(1, 3, 64, 96)
-    program = torch.export.export(Raw(model), (images,))
     others = torch.rand(1, 3, 64, 96)
-    torch.testing.assert_close(program.module()(others), model.raw(others))
+    expected, model.forward = model.raw(others), model.raw
+    torch.testing.assert_close(torch.export.export(model, (images,)).module()(others), expected)
 
 
 def test_anchors__lie_at_true_strides():
@@ -109,21 +97,13 @@ def test_pyramid__sixth_map_is_made_of_what_was_asked_for(extra, seen):
     pyramid = FeaturePyramid(stages, 8, extra, width=stages.channels[-1]).eval()
     for layer in (pyramid.fpn.inner_blocks[-1], pyramid.fpn.layer_blocks[-1]):
         nn.init.zeros_(layer[0].weight)  # the fifth map of the pyramid is zero
-    with torch.no_grad():
-        maps = pyramid(torch.randn(1, 3, 64, 64))
+    maps = pyramid(torch.randn(1, 3, 64, 64))
     assert list(maps) == ["0", "1", "2", "p6", "p7"] and pyramid.strides == (8, 16, 32, 64, 128)
     assert not maps["2"].any() and bool(maps["p6"].any()) == seen
-
-
-def test_pyramid__freezes_what_only_lower_maps_need():
+    # What only lower maps need is frozen
     pyramid = FeaturePyramid(open_stages("test_resnet", neck="map"), 8, "p5", width=32)
     frozen = {name for name, p in pyramid.named_parameters() if not p.requires_grad}
     assert frozen and all(".0." in name and name.startswith("stages.neck.") for name in frozen)
-
-
-def test_fcos__begins_a_stride_from_each_side():
-    deltas = small("fcos").eval().raw(torch.rand(1, 3, 64, 64))["bbox_regression"]
-    assert deltas.min() > 0 and deltas.mean().item() == pytest.approx(1, abs=0.3)
 
 
 def test_batch_norm__single_value_by_running_statistics():
@@ -136,5 +116,132 @@ def test_batch_norm__single_value_by_running_statistics():
     torch.testing.assert_close(norm(x), nn.BatchNorm2d(2)(x))
 
 
-def test_channels__other_than_the_models_are_refused():
-    refused("an image has 1 channels; the model takes 3", small("retinanet").eval(), [torch.rand(1, 64, 64)])
+def square(x, y, side):
+    """Around a centre."""
+    return [x - side / 2, y - side / 2, x + side / 2, y + side / 2]
+
+
+def test_assign__k_nearest_of_each_level_whose_centre_is_inside_and_iou_exceeds_mean_and_deviation():
+    # Object 0..10. Anchors of side 10 shifted by 0, 2, 5 and 8: IoU 1, 80/120, 50/150, 20/180; mean .528, deviation
+    # .390 (n - 1): only the first exceeds .918.
+    object_ = torch.tensor([[0.0, 0, 10, 10]])
+    level = torch.tensor([square(5 + shift, 5, 10) for shift in (0, 2, 5, 8)])
+    assert assign([level], object_).tolist() == [0, -1, -1, -1]
+    # With k=2 the candidates are shifts 2 and 3 of the first level: IoU 80/120 and 70/130; mean .603, deviation .091:
+    # .693 is more than either, nothing is positive.
+    first = torch.tensor([square(7, 5, 10), square(8, 5, 10), square(14, 5, 10)])
+    assert assign([first], object_, k=2).tolist() == [-1, -1, -1]
+    # All three: the third, IoU 10/190, widens the deviation too: .419 + .324 = .743.
+    assert assign([first], object_, k=3).tolist() == [-1, -1, -1]
+    # Four candidates, one exact: IoU 1, .667, .538, .053; mean .564, deviation .393: the exact one alone.
+    exact = torch.tensor([square(5, 5, 10)])
+    assert assign([first, exact], object_, k=3).tolist() == [-1, -1, -1, 0]
+    # Twice the same anchor: deviation zero, both are at the threshold.
+    assert assign([exact, exact], object_, k=1).tolist() == [0, 0]
+    # One candidate each: IoU is its own threshold. The second's centre (10, 5) is on the border.
+    assert assign([torch.tensor([square(9, 5, 10)])], object_).tolist() == [0]
+    assert assign([torch.tensor([square(10, 5, 10)])], object_).tolist() == [-1]
+
+
+def test_assign__anchor_of_two_objects_goes_to_the_higher_iou_and_without_objects_to_none():
+    anchors = torch.tensor([square(5, 5, 10)])
+    objects = torch.tensor([[0.0, 0, 10, 5.5], [0.0, 0, 10, 9]])  # IoU .55 and .9
+    assert assign([anchors], objects).tolist() == [1]
+    assert assign([anchors], objects.flip(0)).tolist() == [0]
+    assert assign([torch.rand(3, 4), torch.rand(2, 4)], torch.zeros(0, 4)).tolist() == [-1] * 5
+
+
+def slow_assign(levels, objects, k):
+    """As the paper's algorithm is written."""
+
+    def iou(a, b):
+        overlap = max(0, min(a[2], b[2]) - max(a[0], b[0])) * max(0, min(a[3], b[3]) - max(a[1], b[1]))
+        return overlap / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap)
+
+    def centre(a):
+        return (a[0] + a[2]) / 2, (a[1] + a[3]) / 2
+
+    flat = [anchor for level in levels for anchor in level]
+    best = [(-1.0, -1)] * len(flat)
+    for number, object_ in enumerate(objects):
+        candidates, start = [], 0
+        for level in levels:
+            order = sorted(range(len(level)), key=lambda i, level=level: math.dist(centre(level[i]), centre(object_)))
+            candidates += [start + i for i in order[:k]]
+            start += len(level)
+        found = [iou(flat[i], object_) for i in candidates]
+        mean = sum(found) / len(found)
+        threshold = mean + math.sqrt(sum((x - mean) ** 2 for x in found) / (len(found) - 1))
+        for i, overlap in zip(candidates, found, strict=True):
+            x, y = centre(flat[i])
+            inside = object_[0] < x < object_[2] and object_[1] < y < object_[3]
+            if overlap >= threshold and inside and overlap > best[i][0]:
+                best[i] = (overlap, number)
+    return [number for _, number in best]
+
+
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_assign__agrees_with_a_slow_loop(k):
+    generator = torch.Generator().manual_seed(k)
+    strides = (8, 16, 32)
+    grid = StridedAnchors(strides, 4, offset=0.5)
+    maps = [torch.zeros(1, 1, 96 // stride, 128 // stride) for stride in strides]
+    anchors = grid(ImageList(torch.zeros(1, 3, 96, 128), [(96, 128)]), maps)[0].double()
+    anchors = anchors + torch.rand(anchors.shape, generator=generator, dtype=torch.float64)  # no ties of distances
+    corners = torch.rand(12, 2, generator=generator, dtype=torch.float64) * torch.tensor([80, 50])
+    objects = torch.cat([corners, corners + 5 + 60 * torch.rand(12, 2, generator=generator, dtype=torch.float64)], 1)
+    levels = list(anchors.split([x.shape[-2] * x.shape[-1] for x in maps]))
+    wanted = slow_assign([level.tolist() for level in levels], objects.tolist(), k)
+    assert len(set(wanted)) > 6  # some are found at all
+    assert assign(levels, objects, k).tolist() == wanted
+
+
+def test_losses__of_a_head_that_says_nothing():
+    """All logits zero and deltas zero: focal loss of p = .5, boxes are the anchors, centerness says .5."""
+    anchors = torch.tensor([square(5, 5, 2), square(2, 5, 2), square(2, 1, 20)])
+    central = centerness(anchors, torch.tensor([[0.0, 0, 10, 10]] * 3))
+    torch.testing.assert_close(central, torch.tensor([1.0, 0.5, 1 / 6]))  # sqrt(2/8 * 1) and sqrt(2/8 * 1/9)
+    model = small("atss", 2).train()
+    for layer in (model.head.classification_head.cls_logits, model.head.regression_head.bbox_ctrness):
+        torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
+    torch.nn.init.zeros_(model.head.regression_head.bbox_reg.weight)
+    box = torch.tensor([[20.0, 20, 84, 84]])
+    losses = model([torch.rand(3, 96, 128)], [{"boxes": box, "labels": torch.tensor([2])}])
+    strides = (8, 16, 32, 64, 128)
+    sizes = [(12, 16), (6, 8), (3, 4), (2, 2), (1, 1)]
+    levels = []
+    for stride, (rows, columns) in zip(strides, sizes, strict=True):
+        places = [((x + 0.5) * stride, (y + 0.5) * stride) for y in range(rows) for x in range(columns)]
+        levels.append(torch.tensor([square(x, y, 8 * stride) for x, y in places]))
+    anchors = torch.cat(levels)
+    positive = assign(levels, box) == 0
+    count = int(positive.sum())
+    assert count > 1
+    logarithm = math.log(2)
+    focal = 0.25 * logarithm * (0.25 * count + 0.75 * (2 * len(anchors) - count)) / count
+    assert losses["classification"].item() == pytest.approx(focal, rel=1e-5)
+    assert losses["bbox_ctrness"].item() == pytest.approx(logarithm, rel=1e-5)
+    own = anchors[positive]
+    overlap = (torch.minimum(own[:, 2:], box[:, 2:]) - torch.maximum(own[:, :2], box[:, :2])).clamp(min=0).prod(1)
+    hull = (torch.maximum(own[:, 2:], box[:, 2:]) - torch.minimum(own[:, :2], box[:, :2])).prod(1)
+    union = (own[:, 2:] - own[:, :2]).prod(1) + 64**2 - overlap
+    giou = overlap / union - (hull - union) / hull
+    weights = centerness(own, box.expand(count, 4))
+    expected = float(2 * ((1 - giou) * weights).sum() / weights.sum())
+    assert losses["bbox_regression"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_scores__are_geometric_means_with_centerness():
+    model = small("atss", 2, score_thresh=0.3).eval()
+    head = model.head
+    for layer in (head.classification_head.cls_logits, head.regression_head.bbox_ctrness):
+        torch.nn.init.zeros_(layer.weight)
+    head.classification_head.cls_logits.bias.data = torch.tensor([-9.0, math.log(0.8 / 0.2)])
+    torch.nn.init.constant_(head.regression_head.bbox_ctrness.bias, math.log(0.2 / 0.8))
+    (found,) = model([torch.rand(3, 64, 64)])
+    assert set(found["labels"].tolist()) == {2}
+    torch.testing.assert_close(found["scores"], torch.full_like(found["scores"], 0.4))
+    model = small("atss", 2, centerness=False).train()  # without its branch
+    truth = [target(64, 64, [4, 4, 40, 40], labels=[1])]
+    assert set(model([torch.rand(3, 64, 64)], truth)) == {"classification", "bbox_regression"}
+    assert set(model.raw(torch.rand(1, 3, 64, 64))) == {"cls_logits", "bbox_regression"}

@@ -30,7 +30,7 @@ def make_images() -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_losses__sum_up_to_that_of_transformers():
+def test_losses__sum_up_to_that_of_transformers_and_boxes_stay_in_float32():
     model = small().train()
     kept = {}
     model.detector.register_forward_hook(lambda module, inputs, output: kept.update(output))
@@ -38,24 +38,23 @@ def test_losses__sum_up_to_that_of_transformers():
     torch.testing.assert_close(sum(losses.values()), kept["loss"])
     # two decoder layers and the encoder's proposals, and two layers of denoising queries
     assert len(kept["loss_dict"]) == 3 * (3 + 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model.eval()(make_images())
+    assert kept["pred_boxes"].dtype == found[0]["boxes"].dtype == found[0]["scores"].dtype == torch.float32
 
 
-def test_targets__are_shares_of_the_images_sides():
-    learned = small().as_shares(OBJECTS, torch.zeros(1, 50, 40))
+def test_targets_and_predictions__by_hand():
+    model = small()
+    learned = model.as_shares(OBJECTS, torch.zeros(1, 50, 40))
     torch.testing.assert_close(learned["boxes"], torch.tensor([[0.35, 0.52, 0.5, 0.8], [0.125, 0.1, 0.25, 0.2]]))
     assert learned["class_labels"].tolist() == [0, 1]
-
-
-def test_predictions__by_hand():
-    model = small()
     model.detections_per_img, model.score_thresh = 3, 0.1
     logits = torch.tensor([[[0.0, -1.0], [2.0, 1.0]], [[-3.0, -9.0], [-8.0, 0.0]]])
     boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.9, 0.1, 0.4, 0.1]]]).repeat(2, 1, 1)
     first, second = model.predictions(logits, boxes, [(50, 40), (100, 200)])
     # a query may answer for both classes; the second box reaches over the right edge
-    torch.testing.assert_close(
-        first["boxes"], torch.tensor([[28.0, 2.5, 40, 7.5], [28, 2.5, 40, 7.5], [16, 15, 24, 35]])
-    )
+    corners = [[28.0, 2.5, 40, 7.5], [28, 2.5, 40, 7.5], [16, 15, 24, 35]]
+    torch.testing.assert_close(first["boxes"], torch.tensor(corners))
     assert first["labels"].tolist() == [1, 2, 1]
     torch.testing.assert_close(first["scores"], torch.tensor([2.0, 1.0, 0.0]).sigmoid())
     torch.testing.assert_close(second["boxes"], torch.tensor([[140.0, 5, 200, 15]]))  # others score below 0.1
@@ -65,13 +64,11 @@ def test_predictions__by_hand():
 def test_eval__every_image_by_itself_and_in_its_own_pixels():
     model = small().eval()
     images = make_images()
-    with torch.no_grad():
-        found = model(images)
-        alone = model(images[1:])
-    assert [{key: tuple(x.shape) for key, x in result.items()} for result in found] == [
-        {"boxes": (20, 4), "labels": (20,), "scores": (20,)}
-    ] * 2  # ten queries, two classes
+    found = model(images)
+    alone = model(images[1:])
     for result, image in zip(found, images, strict=True):
+        shapes = {key: tuple(x.shape) for key, x in result.items()}
+        assert shapes == {"boxes": (20, 4), "labels": (20,), "scores": (20,)}  # ten queries, two classes
         low, high = result["boxes"].reshape(-1, 2, 2).unbind(1)
         assert (low >= 0).all() and (low <= high).all() and (high <= torch.tensor(image.shape[:0:-1])).all()
         assert result["labels"].unique().tolist() == [1, 2]
@@ -80,14 +77,12 @@ def test_eval__every_image_by_itself_and_in_its_own_pixels():
     torch.testing.assert_close(alone[0]["boxes"], found[1]["boxes"], atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_images__are_resized_only_if_of_another_size():
     model, image = small(), torch.rand(1, 64, 96)
     assert model.resized(image) is image
-    wide = torch.arange(192.0).expand(1, 64, 192)
-    halved = model.resized(wide)
-    assert halved.shape == (1, 64, 96)
+    halved = model.resized(torch.arange(192.0).expand(1, 64, 192))
     # smoothed on the way: not every other pixel, but a mean about the middle of two
+    assert halved.shape == (1, 64, 96)
     torch.testing.assert_close(halved[0, 0, 5:90], torch.arange(5.0, 90.0) * 2 + 0.5)
 
 
@@ -99,8 +94,7 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
     inner = model.detector.model
     heads = [inner.enc_score_head, *inner.decoder.class_embed]
     torch.testing.assert_close(torch.stack([head.bias.sigmoid() for head in heads]), torch.full((3, 2), 0.01))
-    with torch.no_grad():
-        found = model.eval()([torch.rand(1, 64, 96)])[0]["boxes"]
+    found = model.eval()([torch.rand(1, 64, 96)])[0]["boxes"]
     low, high = found.reshape(-1, 2, 2).unbind(1)
     share = (high - low) / torch.tensor([96, 64])
     sides = torch.tensor([0.05, 0.1, 0.2])  # of anchors on the three maps
@@ -112,26 +106,10 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
 def test_state_dict__backbone_once_under_its_name():
     model = small()
     names = list(model.state_dict())
-    assert any(name.startswith("stages.network.") for name in names)
-    assert not any("backbone" in name for name in names)
-    places = [p.data_ptr() for p in model.parameters()]
-    assert len(places) == len(set(places))
-    model.load_state_dict(model.state_dict())
-
-
-@pytest.mark.slow
-def test_bfloat16__boxes_stay_in_float32():
-    model = small()
-    kept = {}
-    with torch.autocast("cpu", torch.bfloat16):
-        model.detector.register_forward_hook(lambda module, inputs, output: kept.update(output))
-        found = model.eval()(make_images())
-    assert kept["pred_boxes"].dtype == found[0]["boxes"].dtype == found[0]["scores"].dtype == torch.float32
-
-
-def test_queries__by_default_all_positions_of_a_small_image():
-    model = small_head("rtdetr", image_size=(64, 64), decoder_layers=1, queries=None)
-    assert model.detector.config.num_queries == 84
+    assert any(name.startswith("stages.network.") for name in names) and "backbone" not in " ".join(names)
+    assert len({p.data_ptr() for p in model.parameters()}) == len(list(model.parameters()))
+    few = small_head("rtdetr", image_size=(64, 64), decoder_layers=1, queries=None)
+    assert few.detector.config.num_queries == 84  # by default all positions of a small image
 
 
 def test_transformers__missing_is_said(monkeypatch):
@@ -153,7 +131,6 @@ def test_training__finds_a_bright_square():
         sum(model(images, targets).values()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    with torch.no_grad():
-        found = model.eval()(images)
+    found = model.eval()(images)
     overlaps = [float(box_iou(result["boxes"][:1], box[None])) for result, box in zip(found, boxes, strict=True)]
     assert min(overlaps) > 0.6

@@ -22,8 +22,7 @@ def test_heatmaps__are_of_the_stride(deconvs, stride):
     model = small(deconvs=deconvs).eval()
     assert model.stride == stride
     for height, width in ((64, 32), (65, 47)):
-        with torch.no_grad():
-            maps = model(torch.rand(1, 3, height, width))
+        maps = model(torch.rand(1, 3, height, width))
         assert maps.shape == (1, 4, math.ceil(height / stride), math.ceil(width / stride))
         assert maps.shape == encode(torch.ones(1, 4, 3), (height, width), stride=stride)[0].shape
 
@@ -40,11 +39,13 @@ def test_loss__by_hand():
     assert loss.item() == pytest.approx((127 * 0.25 + 1 + 64 * 9) / 256)
 
 
-def test_loss__without_labelled_points_is_zero_and_has_gradients():
+def test_loss__without_labelled_points_is_zero_and_targets_of_another_size_are_refused():
     model = small().train()
     loss = model(torch.rand(2, 3, 32, 32), encode(torch.zeros(2, 4, 3), (32, 32)))["loss"]
     loss.backward()
     assert loss == 0 and all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    words = r"heat maps \(2, 4, 4, 4\) .*expected \(2, 4, 8, 8\) .* stride=4"
+    refused(words, model, torch.rand(2, 3, 32, 32), (torch.zeros(2, 4, 4, 4), torch.ones(2, 4)))
 
 
 @pytest.mark.slow
@@ -59,8 +60,7 @@ def test_training__finds_the_bright_spot():
         model(crops, targets)["loss"].backward()
         optimizer.step()
     model.training = False  # of itself alone: so few steps leave the running statistics behind
-    with torch.no_grad():
-        found = decode(model(crops))
+    found = decode(model(crops))
     assert (found[..., :2] - places[..., :2]).abs().max() < 4  # within a cell
 
 
@@ -69,8 +69,3 @@ def test_flip_test__of_the_model_is_symmetric_and_keeps_no_gradients():
     maps, mirrored = flip_test(model, crops, pairs), flip_test(model, crops.flip(-1), pairs)
     torch.testing.assert_close(mirrored.flip(-1)[:, [1, 0, 3, 2]], maps)
     assert not maps.requires_grad
-
-
-def test_targets__of_another_size_are_refused():
-    words = r"heat maps \(2, 4, 4, 4\) .*expected \(2, 4, 8, 8\) .* stride=4"
-    refused(words, small().train(), torch.rand(2, 3, 32, 32), (torch.zeros(2, 4, 4, 4), torch.ones(2, 4)))
