@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassResult
 
-from ..description import KEY, Description
 from ..quiet import quiet
-from ..session import Session
-from .registry import Format, described, register
+from ..session import KEY, Description, Session
+from . import Format, described, register
 
 SEAL = b"\nbroadsight sha256 "
 
@@ -53,7 +53,12 @@ class ExecuTorch(Format):
             from executorch.runtime import Runtime
 
             _set_threads(threads)
-            _check(path)
+            content = path.read_bytes()
+            if content[4:6] != b"ET":
+                raise ValueError("it is no program of ExecuTorch")
+            whole, seal, _ = content.rpartition(SEAL)
+            if not seal or sealed(whole) != content:  # the runtime may end the whole process over a damaged one
+                raise ValueError("it is damaged, or not by this version of `broadsight export`; export the model again")
             program = Runtime.get().load_program(str(path))  # checks that all that it refers to lies within
             kept: Any = program.load_method(KEY) if program.method_names == {KEY, "forward"} else None
             texts = {} if kept is None else {KEY: bytes(kept.execute([])[0].tolist()).decode()}
@@ -71,16 +76,6 @@ class ExecuTorch(Format):
 def sealed(program: bytes) -> bytes:
     """A program with its digest behind it, where ExecuTorch does not look."""
     return bytes(program) + SEAL + hashlib.sha256(program).hexdigest().encode()
-
-
-def _check(path: Path) -> None:
-    """Refuse what is not a program as it was written: the runtime may end the whole process over a damaged one."""
-    content = path.read_bytes()
-    if content[4:6] != b"ET":
-        raise ValueError("it is no program of ExecuTorch")
-    program, seal, _ = content.rpartition(SEAL)
-    if not seal or sealed(program) != content:
-        raise ValueError("it is damaged, or not by this version of `broadsight export`; export the model again")
 
 
 def _set_threads(wanted: int | None) -> None:
@@ -110,7 +105,7 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
     return folded
 
 
-def drop_idle_expands(module: GraphModule) -> Any:
+def drop_idle_expands(module: GraphModule) -> PassResult:
     """Products of batches expand their factors, mostly to the shapes that these have: a copy, and outside XNNPACK."""
     from executorch.exir.dialects._ops import ops
 
@@ -118,18 +113,17 @@ def drop_idle_expands(module: GraphModule) -> Any:
         if node.args[0].meta["val"].shape == node.meta["val"].shape:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
-    return _changed(module)
+    module.recompile()
+    return PassResult(module, True)
 
 
-def flatten_soft_maxes(module: GraphModule) -> Any:
-    """Soft-maxes over the columns of maps get three dimensions.
-
-    Behind a convolution, whose maps XNNPACK keeps with their channels last, one of four runs over the channels.
-    """
+def flatten_soft_maxes(module: GraphModule) -> PassResult:
+    """Soft-maxes over the columns of maps get three dimensions: behind a convolution, whose maps XNNPACK keeps with
+    their channels last, one of four would run over the channels."""
     from executorch.exir.dialects._ops import ops
 
     for node in module.graph.find_nodes(op="call_function", target=ops.edge.aten._softmax.default):
-        x, dim = node.args[0], node.args[1]
+        x, dim, *others = node.args
         value = x.meta["val"]
         if value.ndim != 4 or dim not in (-1, 3):
             continue
@@ -138,18 +132,11 @@ def flatten_soft_maxes(module: GraphModule) -> Any:
         view = ops.edge.aten.view_copy.default
         with module.graph.inserting_before(node):
             rows = module.graph.call_function(view, (x, flat))
-            rows.meta["val"] = value.new_empty(flat)
-            soft = module.graph.call_function(node.target, (rows, 2, *node.args[2:]))
-            soft.meta["val"] = value.new_empty(flat)
+            soft = module.graph.call_function(node.target, (rows, 2, *others))
+            rows.meta["val"] = soft.meta["val"] = value.new_empty(flat)
             back = module.graph.call_function(view, (soft, shape))
             back.meta = node.meta
         node.replace_all_uses_with(back)
         module.graph.erase_node(node)
-    return _changed(module)
-
-
-def _changed(module: GraphModule) -> Any:
-    from torch.fx.passes.infra.pass_base import PassResult
-
     module.recompile()
     return PassResult(module, True)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from ..description import KEY, Description
-from ..session import Session
+from ..agreement import listed
+from ..session import KEY, Description, Session
+from . import Format, described, register
 from .pt2_inside import clean
-from .registry import Format, described, register
 
 DESCRIPTION = f"{KEY}.json"  # its name inside the archive
 
@@ -44,7 +44,6 @@ class PT2(Format):
 
         def run(images: np.ndarray) -> list[np.ndarray]:
             with torch.no_grad():
-                found = module(torch.from_numpy(images))
-            return [one.numpy() for one in (found if isinstance(found, tuple | list) else (found,))]
+                return [one.numpy() for one in listed(module(torch.from_numpy(images)))]
 
         return Session(description, run)

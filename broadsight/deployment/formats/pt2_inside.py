@@ -5,22 +5,22 @@ compiled code and calls operators by any name. Here every entry, name, operator 
 exported models need, or the archive is refused. torch then reads an archive that holds nothing else.
 """
 
+import ast
 import io
 import json
+import math
 import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from .pt2_formulas import check_expression, check_guard
-
 MODEL, WEIGHTS, CONSTANTS = "models/model.json", "data/weights/", "data/constants/"
 SAMPLES = "data/sample_inputs/model.pt"
-WEIGHTS_CONFIG, CONSTANTS_CONFIG = f"{WEIGHTS}model_weights_config.json", f"{CONSTANTS}model_constants_config.json"
+CONFIGS = {f"{WEIGHTS}model_weights_config.json": WEIGHTS, f"{CONSTANTS}model_constants_config.json": CONSTANTS}
 PLAIN = {"archive_format": rb"pt2", "archive_version": rb"0", "byteorder": rb"little"}
 PLAIN |= {".data/version": rb"\d{1,4}\n?", "version": rb"\d{1,4}\n?", ".data/serialization_id": rb"\d{1,64}"}
 PLAIN |= {".format_version": rb"\d{1,4}\n?", ".storage_alignment": rb"\d{1,8}\n?"}
-NEEDED = (MODEL, WEIGHTS_CONFIG, CONSTANTS_CONFIG, "archive_format", "archive_version")
+NEEDED = (MODEL, *CONFIGS, "archive_format", "archive_version")
 KNOWN = {*PLAIN, *NEEDED, SAMPLES}
 PAYLOAD = re.compile(r"data/(weights/weight|constants/tensor)_\d+")
 EXTRA = re.compile(r"extra/\w+\.json")
@@ -33,24 +33,36 @@ ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z]\w*|__(?:and|or|xor)__|_\w+)\.\w+
 INTERNAL = {"_assert_scalar", "_assert_tensor_metadata", "_assert_async", "_to_copy", "_softmax", "_log_softmax"}
 INTERNAL |= {"_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_native_batch_norm_legit_no_training"}
 UNSAFE = {"from_file", "save", "load", "set_", "set_data", "resize_", "resize", "eval", "warn", "print", "open"}
-ON_SIZES = ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "and_", "or_", "not_", "getitem")
-ON_SIZES += ("eq", "ne", "lt", "le", "gt", "ge")
-OPERATORS = {f"_operator.{name}" for name in ON_SIZES}
+ON_SIZES = "add sub mul floordiv truediv mod neg and_ or_ not_ getitem eq ne lt le gt ge"
+OPERATORS = {f"_operator.{name}" for name in ON_SIZES.split()}
 OPERATORS |= {f"torch.sym_{name}" for name in ("not", "max", "min", "int", "float", "ite", "sum", "sqrt")}
 OPERATORS |= {f"math.{name}" for name in ("ceil", "floor", "trunc", "sqrt")}
 OPERATORS |= {f"torch.ops.torchvision.{name}.default" for name in ("nms", "roi_align", "deform_conv2d")}
 # Which operators take words, and which words.
 WORDED = {"_assert_scalar", "_assert_async", "pad", "gelu", "div", "div_", "einsum", "meshgrid", "conv1d", "conv2d"}
 WORD = re.compile(r"[a-z_]{0,20}|[A-Za-z,.\-> ]{1,60}")
-VALUES = {"as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors", "as_int", "as_ints", "as_float"}
-VALUES |= {"as_floats", "as_bool", "as_bools", "as_none", "as_name", "as_expr", "as_sym_int", "as_sym_ints"}
-VALUES |= {"as_sym_float", "as_sym_floats", "as_sym_bool", "as_sym_bools", "as_string", "as_device", "as_layout"}
-VALUES |= {"as_memory_format", "as_scalar_type"}
+KINDS = "tensor tensors optional_tensor optional_tensors int ints float floats bool bools none name expr string device"
+KINDS += " sym_int sym_ints sym_float sym_floats sym_bool sym_bools layout memory_format scalar_type"
+VALUES = {f"as_{kind}" for kind in KINDS.split()}
 NAMED = {"name", "as_name", "parameter_name", "buffer_name", "tensor_constant_name", "fqn"}
 LOOKED_AT = {"target", "as_string", "in_spec", "out_spec", "forward_arg_names"}  # already, where they stand
 BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 12: 1, 13: 2}  # of a number, by torch's code for its type
 NOT_FINITE = ("Infinity", "-Infinity", "NaN")  # as JSON has no such numbers, torch writes their names
 TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+
+# Formulas of open sizes, which torch evaluates as Python.
+LONGEST, MOST_DIGITS, HIGHEST = 20_000, 20, 8  # characters, digits of a number, exponent
+SYMBOL = re.compile(r"[a-z]{1,4}\d{1,6}")
+ARGUMENT = re.compile(r"L\['[A-Za-z_]\w*'\]\.size\(\)\[\d\]")
+ASSUMED = {"positive", "integer", "nonnegative", "nonzero", "real", "finite", "extended_real", "negative", "zero"}
+POWERS = {"Pow", "PowByNatural", "FloatPow"}
+FUNCTIONS = "Symbol Integer Float Rational Add Mul Max Min Not And Or Where Mod Identity Eq Ne Lt Le Gt Ge Equality"
+FUNCTIONS += " Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan FloorDiv ModularIndexing PythonMod"
+FUNCTIONS += " CleanDiv CeilDiv CeilToInt FloorToInt TruncToInt TruncToFloat RoundToInt RoundDecimal ToFloat IntTrueDiv"
+CALLED = {*FUNCTIONS.split(), "FloatTrueDiv", "floor", "ceiling", "max", "min", *POWERS}
+ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.USub, ast.Not, ast.And, ast.Or)
+ARITHMETIC += (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Load)  # and what these stand in
+ARITHMETIC += (ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare)
 
 
 class Refused(ValueError):
@@ -63,9 +75,6 @@ def clean(archive: str | Path | io.BytesIO, *, own: bool = False) -> tuple[io.By
     Args:
         archive: As torch.export.save writes it.
         own: It was written here just now: pickled sample inputs are left out, not refused.
-
-    Raises:
-        Refused: Something in it is not known to be harmless.
     """
     root, entries = _entries(archive)
     if entries.get(SAMPLES) and not own:
@@ -76,13 +85,20 @@ def clean(archive: str | Path | io.BytesIO, *, own: bool = False) -> tuple[io.By
             raise Refused(f"its {name} is {entries[name][:20]!r}")
     if missing := [name for name in NEEDED if name not in entries]:
         raise Refused(f"it holds no {missing[0]}")
-    for place, below in ((WEIGHTS_CONFIG, WEIGHTS), (CONSTANTS_CONFIG, CONSTANTS)):
-        config = _json(entries[place], place)
-        _check_payloads(config, below, entries)
-        entries[place] = json.dumps(config).encode()
-    program = _json(entries[MODEL], MODEL)
-    _check_program(program)
-    entries[MODEL] = json.dumps(program).encode()
+    for place in (*CONFIGS, MODEL):
+        try:
+            if len(entries[place]) > LARGEST:
+                raise ValueError
+            content = json.loads(entries[place])
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"its {place} is damaged ({type(error).__name__})") from None
+        if not isinstance(content, dict):
+            raise Refused(f"its {place} is damaged")
+        if place == MODEL:
+            _check_program(content)
+        else:
+            _check_payloads(content, CONFIGS[place], entries)
+        entries[place] = json.dumps(content).encode()
     found = io.BytesIO()
     with zipfile.ZipFile(found, "w", zipfile.ZIP_STORED) as target:
         for name, content in entries.items():
@@ -120,18 +136,6 @@ def _entries(archive: str | Path | io.BytesIO) -> tuple[str, dict[str, bytes]]:
     return root, found
 
 
-def _json(content: bytes, name: str) -> dict[str, Any]:
-    try:
-        if len(content) > LARGEST:
-            raise ValueError(f"{len(content):,} bytes")
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"its {name} is damaged ({type(error).__name__})") from None
-    if not isinstance(found, dict):
-        raise Refused(f"its {name} is damaged")
-    return found
-
-
 def _check_payloads(config: dict[str, Any], below: str, entries: dict[str, bytes]) -> None:
     """Tensors lie in entries of their own as plain numbers, all of them."""
     if config.keys() != {"config"} or not isinstance(config["config"], dict):
@@ -143,23 +147,17 @@ def _check_payloads(config: dict[str, Any], below: str, entries: dict[str, bytes
                 raise Refused(f"{name[:80]!r} in it is pickled, which could run code")
             if not PATH.fullmatch(name) or not PAYLOAD.fullmatch(entry) or entry not in entries:
                 raise Refused(f"{name[:80]!r} in it lies in {said['path_name']!r}, which is no entry of tensors")
-            numbers = 1
-            for side in meta["sizes"]:
-                numbers *= _plain_int(side)
-            strides = [_plain_int(stride) for stride in meta["strides"]]
-            if min([*strides, _plain_int(meta["storage_offset"]), numbers]) < 0 or meta["layout"] != 7:
+            for value in (*meta["sizes"], *meta["strides"], meta["storage_offset"]):
+                if type(value["as_int"]) is not int or len(value) != 1:
+                    raise TypeError
+            numbers = math.prod(side["as_int"] for side in meta["sizes"])
+            steps = [stride["as_int"] for stride in meta["strides"]]
+            if min([*steps, meta["storage_offset"]["as_int"], numbers]) < 0 or meta["layout"] != 7:
                 raise Refused(f"{name[:80]!r} in it has no plain layout")
             if numbers * BYTES[meta["dtype"]] > len(entries[entry]) or meta["device"]["type"] != "cpu":
                 raise Refused(f"{name[:80]!r} in it is larger than what is stored of it")
         except (KeyError, TypeError, AttributeError) as error:
             raise Refused(f"what it says of {name[:80]!r} is damaged ({type(error).__name__})") from None
-
-
-def _plain_int(value: Any) -> int:
-    number = value["as_int"]
-    if not isinstance(number, int) or isinstance(number, bool) or len(value) != 1:
-        raise TypeError
-    return number
 
 
 def _check_program(program: dict[str, Any]) -> None:
@@ -176,13 +174,11 @@ def _check_program(program: dict[str, Any]) -> None:
         for node in graph["nodes"]:
             node["metadata"] = {}
             _check_node(node)
-        for call in module["module_call_graph"]:
-            signature = call["signature"]
-            if signature is not None:
-                for key in ("in_spec", "out_spec"):
-                    _check_tree(json.loads(signature[key])[1])
-                if not all(NAME.fullmatch(name) for name in signature["forward_arg_names"] or []):
-                    raise Refused("it names arguments by what is no name")
+        for signature in filter(None, (call["signature"] for call in module["module_call_graph"])):
+            for key in ("in_spec", "out_spec"):
+                _check_tree(json.loads(signature[key])[1])
+            if not all(NAME.fullmatch(name) for name in signature["forward_arg_names"] or []):
+                raise Refused("it names arguments by what is no name")
         _walk({**program, "guards_code": [], "verifiers": [], "torch_version": None}, "")
     except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError, RecursionError) as error:
         raise Refused(f"its {MODEL} is damaged ({type(error).__name__})") from None
@@ -197,10 +193,8 @@ def _check_node(node: dict[str, Any]) -> None:
         raise Refused(f"it calls {target[:80]!r}, which is no operator of a model")
     for given in node["inputs"]:
         said = given["arg"].get("as_string")
-        if said is None:
-            continue
-        message = given["name"] == "assert_msg" and len(said) < 5000
-        if name not in WORDED or not (message or WORD.fullmatch(said)):
+        message = said is not None and given["name"] == "assert_msg" and len(said) < 5000
+        if said is not None and (name not in WORDED or not (message or WORD.fullmatch(said))):
             raise Refused(f"it gives {target[:80]!r} the text {said[:40]!r}")
 
 
@@ -235,3 +229,59 @@ def _walk(value: Any, key: str) -> None:
             raise Refused(f"it wants the device {value[:40]!r}; expected cpu")
         elif key not in {*NAMED, *LOOKED_AT, "as_float", "as_floats", "type"}:
             raise Refused(f"it says {key}={value[:40]!r}, which no model needs")
+
+
+def check_guard(text: Any) -> None:
+    """Refuse a guard that is more than arithmetic of an image's sides, such as "L['x'].size()[2] % 32 == 0"."""
+    check_expression(ARGUMENT.sub("s1", text) if isinstance(text, str) else f"no text: {text}")
+
+
+def check_expression(text: str) -> None:
+    """Refuse a formula that is more than arithmetic, such as "Add(Symbol('s0', positive=True), Integer(1))" is."""
+    if not _is_arithmetic(text):
+        raise Refused(f"its formula {text[:60]!r} is more than arithmetic of sizes")
+
+
+def _is_arithmetic(text: str) -> bool:
+    if len(text) > LONGEST or not text.isascii() or "\n" in text:
+        return False
+    try:
+        formula = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    checked: set[ast.AST] = set()  # beside what holds them
+    powers = 0
+    for node in ast.walk(formula):
+        if node in checked or isinstance(node, ARITHMETIC):
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            if len(str(node.value)) > MOST_DIGITS:
+                return False
+            continue
+        if isinstance(node, ast.Name) and (node.id in ("true", "false", "True", "False") or SYMBOL.fullmatch(node.id)):
+            continue
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLED):
+            return False
+        checked |= {node.func, *node.keywords, *(keyword.value for keyword in node.keywords)}
+        for keyword in node.keywords:
+            if keyword.arg not in ASSUMED or not isinstance(getattr(keyword.value, "value", None), bool):
+                return False
+        if node.func.id == "Symbol":
+            name = getattr(node.args[0], "value", None) if len(node.args) == 1 else None
+            if not (isinstance(name, str) and SYMBOL.fullmatch(name)):
+                return False
+            checked.add(node.args[0])
+        if node.func.id in POWERS:
+            powers += 1
+            if powers > 3 or len(node.args) != 2 or not _is_small(node.args[1]):
+                return False
+    return True
+
+
+def _is_small(node: ast.AST) -> bool:
+    """Whether an exponent is a small whole number, plain or wrapped in Integer()."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Integer" and node.args:
+        node = node.args[0]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+    return isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= HIGHEST

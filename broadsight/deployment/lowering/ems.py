@@ -12,8 +12,8 @@ from ...layers import CMHSA, GMHSA, patches
 from ...layers.coarse_attention import AttentionPath
 from ...layers.kernels.folded_interaction import FoldedInteraction
 from ...layers.patches import ChannelConv, PooledBranch, Propagate
+from . import lowers
 from .operations import attention, crop_to, free, minus_infinity, split_heads
-from .registry import lowers
 
 SPARE = 2  # rows and columns of a coarse map of open size
 

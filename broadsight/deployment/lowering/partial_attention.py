@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...layers import PartialAttention
+from . import lowers
 from .operations import free, split_heads
-from .registry import lowers
 
 
 @lowers(PartialAttention)

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from broadsight.deployment import capture
-from broadsight.deployment.dense.images import crops, whole_image
 from broadsight.deployment.dense.models import PoolToCells, RawDetector, SingleChannel, as_good
 from broadsight.deployment.dense.raw import NotExportable, raw_model
-from broadsight.deployment.dense.session import apart, find, predict_images
+from broadsight.deployment.dense.session import apart, crops, find, predict_images, whole_image
 from broadsight.deployment.session import Session
 from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image, raw_find
 

@@ -99,7 +99,7 @@ def test_onnx__others_can_read_task_and_classes(tmp_path):
 
 
 def test_need__names_the_pip_line(monkeypatch):
-    monkeypatch.setattr("broadsight.deployment.formats.registry.find_spec", lambda package: None)
+    monkeypatch.setattr("broadsight.deployment.formats.find_spec", lambda package: None)
     for name, extra in (("onnx", "export"), ("web", "export"), ("openvino", "openvino"), ("executorch", "executorch")):
         with pytest.raises(ValueError, match=rf'run: pip install "broadsight\[{extra}\]"'):
             need(name)

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from broadsight.deployment import capture, open_artefact
-from broadsight.deployment.description import KEY
 from broadsight.deployment.formats.onnx import add_bias_within, session_of, to_onnx
+from broadsight.deployment.session import KEY
 from tests.deployment.tiny import described
 
 onnx = pytest.importorskip("onnx")

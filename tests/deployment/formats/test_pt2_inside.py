@@ -12,8 +12,15 @@ import pytest
 import torch
 
 from broadsight.deployment import FORMATS, capture, open_artefact
-from broadsight.deployment.formats.pt2_formulas import check_expression, check_guard
-from broadsight.deployment.formats.pt2_inside import CONSTANTS, MODEL, SAMPLES, WEIGHTS, clean
+from broadsight.deployment.formats.pt2_inside import (
+    CONSTANTS,
+    MODEL,
+    SAMPLES,
+    WEIGHTS,
+    check_expression,
+    check_guard,
+    clean,
+)
 from tests.deployment.tiny import described
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from broadsight.deployment import FORMATS, open_artefact
-from broadsight.deployment.formats.registry import installed
 from broadsight.deployment.int8.layers import COMPUTED, ENDLESS, SHALLOW, Calibrated, matching, moved, unique_names
 from tests.deployment.int8.models import LAYERS, Colours, Odd, colours_described, noise, written
 

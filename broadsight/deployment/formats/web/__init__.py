@@ -14,10 +14,9 @@ from typing import Any
 from .... import __version__
 from ....files import whole_folder
 from ....weights.reading import inside
-from ...description import Description
-from ...session import Session
+from ...session import Description, Session
+from .. import Format, register
 from ..onnx import INPUT, check_onnx, session_of
-from ..registry import Format, register
 from . import runtime as web_runtime
 
 SOURCE = files("broadsight.deployment.formats.web")
@@ -35,7 +34,6 @@ DAMAGED = (OSError, ValueError, EOFError, KeyError, TypeError, IndexError, zlib.
 class Web(Format):
     name, runtime = "web", "ONNX Runtime Web"
     packages, extra = ("onnx", "onnxscript", "onnxruntime"), "export"
-    options = ("ort_web",)
     sizes = False
     int8, int8_batches = "web-int8", True
 
@@ -49,15 +47,10 @@ class Web(Format):
             program: The path of an ONNX file.
             path: New, empty, or written by this function, which replaces it.
             ort_web: The folder of ONNX Runtime Web; without it the cache, or npm.
-
-        Raises:
-            ValueError: It is no classifier, its images cannot be prepared in the browser, the folder holds something
-                else, or ONNX Runtime Web is not to be had.
         """
-        folder = Path(path)
-        check_folder(folder)
-        runtime = require(description, ort_web=ort_web)
-        with whole_folder(folder, replace=True) as unfinished:
+        check_folder(path)
+        runtime = require(description, ort_web)
+        with whole_folder(path, replace=True) as unfinished:
             (unfinished / "runtime").mkdir()
             (unfinished / "model").mkdir()
             copied: dict[str, Any] = {name: SOURCE / name for name in PAGE}
@@ -125,14 +118,8 @@ def manifest_text(said: dict[str, Any]) -> str:
     return OPENING + json.dumps(said, indent=1) + CLOSING
 
 
-def require(description: Description, *, ort_web: str | Path | None = None) -> Path:
-    """The folder of ONNX Runtime Web's files; refuses what `write` would, before anything is exported."""
-    check(description)
-    return web_runtime.find(ort_web)
-
-
-def check(description: Description) -> None:
-    """Refuse what the page could not do as Python does it."""
+def require(description: Description, ort_web: str | Path | None = None) -> Path:
+    """The folder of ONNX Runtime Web's files; refuses what the page could not do as Python does it."""
     if description.task != "classify":
         raise ValueError(f"the format web shows classifiers; {description.title} is for --task {description.task}")
     said = description.preprocessing
@@ -151,6 +138,7 @@ def check(description: Description) -> None:
         raise ValueError(f"{description.title} has {len(said['mean'])} means for {channels} channels")
     if not isinstance(said["resize"], int):
         raise ValueError(f"resize={said['resize']} of {description.title}; expected pixels of the shorter side")
+    return web_runtime.find(ort_web)
 
 
 def check_folder(folder: str | Path) -> None:
@@ -166,12 +154,12 @@ def check_folder(folder: str | Path) -> None:
         ours = set(manifest(folder)["files"])
     except ValueError:
         raise ValueError(f"{folder} is not empty and not the folder of such a page; give a new one") from None
-    if others := sorted(set(_below(folder)) - ours):
+    if others := sorted(_below(folder) - ours):
         raise ValueError(f"{folder} also holds {others[0]}, which would be lost; move it or give a new folder")
 
 
-def _below(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]
+def _below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
 def _pack(folder: Path, stem: str, content: bytes) -> dict[str, Any]:

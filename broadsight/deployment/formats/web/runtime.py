@@ -27,20 +27,23 @@ BY_HAND = f"run `npm install {PACKAGE}@{VERSION}` where there is npm, then give 
 
 
 def find(given: str | Path | None = None) -> Path:
-    """A folder with SCRIPT, GLUE and WASM; a ValueError if they are not there and cannot be fetched.
+    """A folder with SCRIPT, GLUE and WASM: the given one, such as node_modules/onnxruntime-web/dist, whatever its
+    version; or else those of VERSION from the cache, or from npm."""
+    if given is None:
+        from ....data.sources import cache_folder
 
-    Args:
-        given: One that has them, such as node_modules/onnxruntime-web/dist, of whatever version; without it those of
-            VERSION are taken from the cache, or else from npm.
-    """
-    if given is not None:
-        return _given(Path(given))
-    from ....data.sources import cache_folder
-
-    kept = cache_folder() / f"{PACKAGE}-{VERSION}"
-    if not _is_whole(kept):
-        _fetch(kept)
-    return kept
+        kept = cache_folder() / f"{PACKAGE}-{VERSION}"
+        if not _is_whole(kept):
+            _fetch(kept)
+        return kept
+    given = Path(given)
+    for place in (given, given / "dist"):
+        if all((place / name).is_file() for name in DIGESTS):
+            if version(place) == UNKNOWN:
+                raise ValueError(f"{place / SCRIPT} is not that of {PACKAGE}; give the folder dist of {PACKAGE}")
+            return place
+    missing = [name for name in DIGESTS if not (given / name).is_file()]
+    raise ValueError(f"--ort-web {given} has no {', '.join(missing)}; give the folder dist of {PACKAGE}")
 
 
 def version(folder: Path) -> str:
@@ -48,16 +51,6 @@ def version(folder: Path) -> str:
     with open(folder / SCRIPT, encoding="utf-8", errors="replace") as file:
         said = re.search(r"ONNX Runtime Web v(\S+)", file.read(400))
     return said[1] if said else UNKNOWN
-
-
-def _given(folder: Path) -> Path:
-    for place in (folder, folder / "dist"):
-        if all((place / name).is_file() for name in DIGESTS):
-            if version(place) == UNKNOWN:
-                raise ValueError(f"{place / SCRIPT} is not that of {PACKAGE}; give the folder dist of {PACKAGE}")
-            return place
-    missing = [name for name in DIGESTS if not (folder / name).is_file()]
-    raise ValueError(f"--ort-web {folder} has no {', '.join(missing)}; give the folder dist of {PACKAGE}")
 
 
 def _is_whole(folder: Path) -> bool:
