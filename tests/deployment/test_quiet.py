@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems h
 
 from broadsight.deployment import open_artefact  # noqa: E402
 from broadsight.deployment.quiet import SignalStack, kept_signal_stack  # noqa: E402
-from tests.deployment.int8.models import Colours, colours_described, images_of_noise  # noqa: E402
+from tests.deployment.int8.models import Colours, colours_described, noise  # noqa: E402
 from tests.deployment.tiny import written  # noqa: E402
 
 
@@ -39,7 +39,7 @@ def test_sessions__the_first_to_come_is_the_first_to_go(artefact):
     before, sessions = place(), [open_artefact(artefact, 1), open_artefact(artefact, 1)]
     assert place() == before
     for session in sessions:
-        session(images_of_noise()[:1])
+        session(noise()[:1])
     del session
     while sessions:
         sessions.pop(0)
@@ -52,6 +52,6 @@ def test_quantise__leaves_it_alone(artefact, tmp_path):
     from broadsight.deployment.int8.openvino import CalibratedOpenVINO
 
     before = place()
-    CalibratedOpenVINO(artefact, images_of_noise(), threads=1).write(tmp_path / "small.xml")
+    CalibratedOpenVINO(artefact, noise(), threads=1).write(tmp_path / "small.xml")
     gc.collect()
     assert place() == before

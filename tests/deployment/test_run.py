@@ -8,7 +8,7 @@ import pytest
 
 from broadsight.deployment import FORMATS, open_artefact
 from broadsight.deployment.run import Disagreement, check_request, check_target, write_artefact
-from broadsight.deployment.subject import of_classifier
+from broadsight.deployment.subject import of_classifier, provenance
 from broadsight.runs.classifier import open_classifier
 from tests.refusals import refused
 
@@ -111,9 +111,14 @@ def test_check_target(tmp_path):
     check_target(tmp_path / "new" / "net.pt2", form)
     (tmp_path / "folder.pt2").mkdir()
     (tmp_path / "file").write_text("")
-    for place, words in (
-        ("net.onnx", r"ending in \.pt2"),
-        ("folder.pt2", "is a folder"),
-        ("file/net.pt2", "is a file"),
-    ):
-        refused(words, check_target, tmp_path / place, form)
+    refused(r"ending in \.pt2", check_target, tmp_path / "net.onnx", form)
+    refused("is a folder", check_target, tmp_path / "folder.pt2", form)
+    refused("is a file", check_target, tmp_path / "file" / "net.pt2", form)
+
+
+def test_provenance__has_a_digest_of_the_weights(subject):
+    weight, digests = next(subject.model.parameters()).data, []
+    for change in (1, -1):
+        digests.append(provenance(subject.model, "", {})["weights_sha256"])
+        weight[0] += change
+    assert digests[0] == subject.description.provenance["weights_sha256"] != digests[1] and len(digests[0]) == 64

@@ -1,4 +1,4 @@
-"""A model that exports in a second, what an artefact of it says of itself, and how artefacts are written and checked."""
+"""A model that exports in a second, what an artefact of it says of itself, and how artefacts are made and checked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -93,10 +93,10 @@ def reference(model: nn.Module) -> Callable[[np.ndarray], list[np.ndarray]]:
     return run
 
 
-def check_same(session: Session, model: nn.Module, images: np.ndarray, tolerance: float = 1e-5) -> None:
+def check_same(session: Session, model: nn.Module, images: np.ndarray, atol: float = 1e-5, rtol: float = 1e-7) -> None:
     """A session with one output answers as the model does."""
     (found,) = session(images).values()
-    np.testing.assert_allclose(found, *reference(model)(images), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found, *reference(model)(images), rtol=rtol, atol=atol)
 
 
 def shifted(original: Callable[..., Session], amount: float) -> property:

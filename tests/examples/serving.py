@@ -17,8 +17,7 @@ from options import Options
 from PIL import Image
 from service import Service, config_for, create_app
 
-from broadsight.deployment.session import Description
-from broadsight.deployment.session import Session
+from broadsight.deployment.session import Description, Session
 
 SIDE = 8
 POISON = (255, 0, 255)

@@ -10,13 +10,15 @@ from PIL import Image
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise
 from broadsight.deployment import open_artefact
+from broadsight.deployment.formats import of_file
 from broadsight.deployment.int8 import calibration
 from broadsight.deployment.int8.run import Answers, Attempt, quantiser, settle
-from broadsight.deployment.run import Quantise, write_artefact
-from broadsight.deployment.subject import Subject, of_classifier
+from broadsight.deployment.run import Exported, Quantise, write_artefact
+from broadsight.deployment.subject import of_classifier
 from broadsight.runs.classifier import Classifier
 from tests.deployment.int8.models import CLASSES, LAYERS, Colours
-from tests.deployment.tiny import ask
+from tests.deployment.tiny import ask, needed
+from tests.refusals import refused
 from tests.training.small_runs import fill, refusal
 
 SIDE = 32
@@ -30,11 +32,15 @@ def classifier_of(outlier: float = 0.0, run: dict | None = None) -> Classifier:
     return Classifier("colours", "colours", Colours(outlier).eval(), transforms, CLASSES, normalise, run or {})
 
 
-def prepared(outlier: float = 0.0, run: dict | None = None, **options) -> tuple[Subject, Quantise]:
-    """A classifier to export, and what it is quantised with."""
-    classifier = classifier_of(outlier, run)
-    subject = of_classifier(classifier, "a test", count=2)
-    return subject, quantiser(classifier, subject, **options)
+def quantised_by(outlier: float = 0.0, run: dict | None = None, progress=lambda *_: None, **options) -> Quantise:
+    return quantiser(classifier_of(outlier, run), "colours", ask("onnx", int8=True, **options), progress)
+
+
+def export(path: Path, quantise: Quantise | None = None, outlier: float = 0.0) -> Exported:
+    form = of_file(path).name
+    needed(form)
+    subject = of_classifier(classifier_of(outlier), "a test", count=2)
+    return write_artefact(subject, path, ask(form, rounds=0), quantise=quantise)
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +86,12 @@ def test_settle__gives_up_at_half_of_the_layers_with_the_best_it_had():
     assert found.lost > 1 and len(found.kept) == 1 and max(map(len, tried)) == 4
 
 
-def onnx_only() -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-
-
 @pytest.fixture(scope="module")
 def rescued(data, tmp_path_factory):
     """A model with a layer that int8 destroys, exported."""
-    onnx_only()
     folder, steps = tmp_path_factory.mktemp("rescued"), []
-    subject, quantise = prepared(1e5, data=str(data), images=9, progress=lambda *step: steps.append(step[2]))
-    found = write_artefact(subject, folder / "net.onnx", ask("onnx", rounds=0), quantise=quantise)
-    return found, folder, steps
+    quantise = quantised_by(1e5, None, lambda *step: steps.append(step[2]), data=str(data), calibration_images=9)
+    return export(folder / "net.onnx", quantise, 1e5), folder, steps
 
 
 def test_quantiser__what_an_outlier_destroys_stays_in_float(rescued, data):
@@ -121,23 +120,19 @@ def test_quantiser__the_artefact_says_it_too(rescued):
 
 
 def test_quantiser__fails_where_float_layers_do_not_help(data, tmp_path):
-    onnx_only()
-    subject, quantise = prepared(1e5, data=str(data), kept=("fc", "dw", "conv3"))  # leaves room for one more
-    with pytest.raises(RuntimeError, match=r"loses 66\.7 points .* --max-drop allows 1: nothing was written"):
-        write_artefact(subject, tmp_path / "net.onnx", ask("onnx", rounds=0), quantise=quantise)
+    quantise = quantised_by(1e5, data=str(data), keep_float=("fc", "dw", "conv3"))  # leaves room for one more
+    words = r"loses 66\.7 points .* --max-drop allows 1: nothing was written"
+    refused(words, export, tmp_path / "net.onnx", quantise, 1e5, error=RuntimeError)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
 def float_file(tmp_path_factory) -> Path:
-    onnx_only()
-    path = tmp_path_factory.mktemp("float") / "net.onnx"
-    write_artefact(of_classifier(classifier_of(), "a test", count=2), path, ask("onnx", rounds=0))
-    return path
+    return export(tmp_path_factory.mktemp("float") / "net.onnx").path
 
 
 def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
-    _, quantise = prepared(calibrate=str(data / "val"), kept=("conv*", "stem"))
+    quantise = quantised_by(calibrate=str(data / "val"), keep_float=("conv*", "stem"))
     _, found = quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1))
     assert found["top1"] is None and found["same_class"] == 1 and found["in_int8"] == 2
     assert {one["reason"] for one in found["kept_in_float"]} == {"asked for"}
@@ -148,10 +143,8 @@ def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
 
 @pytest.mark.slow
 def test_quantiser__openvino(data, tmp_path):
-    pytest.importorskip("openvino")
     pytest.importorskip("nncf")
-    subject, quantise = prepared(1e5, data=str(data))
-    found = write_artefact(subject, tmp_path / "net.xml", ask("openvino", rounds=0), quantise=quantise)
+    found = export(tmp_path / "net.xml", quantised_by(1e5, data=str(data)), 1e5)
     assert found.int8["top1"] == {"float": 100.0, "int8": 100.0}
     assert "conv2" in [one["layer"] for one in found.int8["kept_in_float"]]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["net.bin", "net.xml", "net.xml.export.json"]
@@ -166,7 +159,7 @@ def test_quantiser__openvino(data, tmp_path):
     ],
 )
 def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path, kept, said):
-    _, quantise = prepared(calibrate=str(data), kept=kept)
+    quantise = quantised_by(calibrate=str(data), keep_float=kept)
     assert said in refusal(lambda: quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1)))
     assert not list(tmp_path.iterdir())
 
@@ -174,7 +167,7 @@ def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path, kept
 @pytest.fixture
 def asked():
     """What `quantiser` says of images that it does not like."""
-    return lambda **options: refusal(lambda: prepared(**options))
+    return lambda **options: refusal(lambda: quantised_by(**options))
 
 
 def test_quantiser__images_are_checked_before_anything_slow(asked, tmp_path):
@@ -191,10 +184,10 @@ def test_quantiser__images_are_checked_before_anything_slow(asked, tmp_path):
     assert "give labelled ones by --data, which measures accuracy too, or any by --calibrate" in asked()
 
 
-def test_quantiser__numbers_are_checked(asked, data):
-    assert "--calibration-images 0; expected 1 or more" in asked(calibrate=str(data), images=0)
-    assert "--max-drop -1.0; expected 0 or more" in asked(calibrate=str(data), max_drop=-1.0)
-    assert "--max-drop nan" in asked(calibrate=str(data), max_drop=float("nan"))
+def test_quantiser__numbers_are_checked(asked):
+    assert "--calibration-images 0; expected 1 or more" in asked(calibration_images=0)
+    assert "--max-drop -1.0; expected 0 or more" in asked(max_drop=-1.0)
+    assert "--max-drop nan" in asked(max_drop=float("nan"))
 
 
 def test_quantiser__data_of_other_classes_or_lost_data(asked, tmp_path):

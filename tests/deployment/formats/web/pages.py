@@ -3,6 +3,7 @@
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise, per_channel
 from broadsight.deployment import FORMATS, Description
+from broadsight.deployment.formats.web import model_bytes
 from broadsight.deployment.formats.web import runtime as web_runtime
 from broadsight.runs.classifier import Classifier
 from tests.deployment.tiny import described, preprocessing
@@ -89,11 +91,7 @@ def in_int8(path: Path, shape: tuple[int, int, int]) -> Path:
 
 
 def found_runtime(patience: int = 15) -> Path:
-    """The runtime that somebody named or has fetched before, else by npm once for a process; or the test is skipped.
-
-    Args:
-        patience: Seconds for npm.
-    """
+    """The runtime that somebody named or has fetched before, else by npm within seconds; or the test is skipped."""
     named = os.environ.get("BROADSIGHT_ORT_WEB")
     kept = Path.home() / ".cache" / "broadsight" / f"{web_runtime.PACKAGE}-{web_runtime.VERSION}"
     if named or kept.is_dir():
@@ -106,7 +104,7 @@ def found_runtime(patience: int = 15) -> Path:
 
 @cache
 def _fetched(patience: int) -> Path | str:
-    """The runtime, or why there is none."""
+    """The runtime, asked for once in a process, or why there is none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(web_runtime, "PATIENCE", patience)
         patch.setenv("npm_config_fetch_retries", "0")  # offline it would try for minutes
@@ -114,6 +112,14 @@ def _fetched(patience: int) -> Path | str:
             return web_runtime.find()
         except ValueError as error:
             return str(error)
+
+
+def plain_session(folder: Path) -> Any:
+    """A page's model in ONNX Runtime, step by step: its fused kernels for 8 bits overflow on older processors."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model_bytes(folder), options, providers=["CPUExecutionProvider"])
 
 
 def page(folder: Path, classifier: Classifier, runtime: Path, *, int8: bool = False, **changes) -> Path:

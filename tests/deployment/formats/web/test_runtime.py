@@ -10,6 +10,7 @@ import pytest
 
 from broadsight.deployment.formats.web import runtime as web_runtime
 from broadsight.deployment.formats.web.runtime import DIGESTS, GLUE, SCRIPT, WASM, find, version
+from tests.refusals import refused
 
 FILES = {SCRIPT: b"/*! ONNX Runtime Web v9.8.7 */", GLUE: b"export default 1", WASM: b"\0asm"}
 
@@ -65,8 +66,7 @@ def test_find__fetched_once_checked_and_kept(tmp_path, npm, archive):
 def test_find__another_archive_is_refused(tmp_path, npm, archive):
     (tmp_path / "sent").write_bytes(archive + b"\0")
     npm(f"cp {tmp_path / 'sent'} onnxruntime-web-1.30.0.tgz")
-    with pytest.raises(ValueError, match=r"npm gave another onnxruntime-web@1.30.0 than the one that was checked"):
-        find()
+    refused("npm gave another onnxruntime-web@1.30.0 than the one that was checked", find)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -80,39 +80,33 @@ def test_find__another_archive_is_refused(tmp_path, npm, archive):
 )
 def test_find__npm_fails_without_naming_whom_it_asked(npm, said, reason):
     npm(f"echo '{said}' >&2; exit 1")
-    with pytest.raises(ValueError) as caught:
-        find()
-    said = str(caught.value)
-    assert said.startswith(f"npm cannot fetch onnxruntime-web@1.30.0 ({reason}); run `npm install")
-    assert "--ort-web" in said and "\n" not in said
+    refused(rf"^npm cannot fetch onnxruntime-web@1.30.0 \({reason}\); run `npm install .*--ort-web [^:]*$", find)
 
 
 def test_find__npm_is_slow(npm, monkeypatch):
     monkeypatch.setattr(web_runtime, "PATIENCE", 0.2)
     npm("exec sleep 20")
-    with pytest.raises(ValueError, match=r"npm cannot fetch .* \(no answer within 0.2 seconds\)"):
-        find()
+    refused(r"npm cannot fetch .* \(no answer within 0.2 seconds\)", find)
 
 
 def test_find__no_npm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("BROADSIGHT_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ValueError, match=r"there is no npm to fetch it; run `npm install .* then give --ort-web"):
-        find()
+    refused("there is no npm to fetch it; run `npm install .* then give --ort-web", find)
     assert not (tmp_path / "cache").exists()
 
 
 def test_find__given_folder_or_the_one_above(tmp_path):
+    folder = tmp_path / "package" / "dist"
+    folder.mkdir(parents=True)
     for name, content in FILES.items():
-        (tmp_path / "package" / "dist").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "package" / "dist" / name).write_bytes(content)
-    assert find(tmp_path / "package" / "dist") == find(tmp_path / "package") == tmp_path / "package" / "dist"
-    (tmp_path / "package" / "dist" / SCRIPT).write_text("/* something else */")
-    with pytest.raises(ValueError, match=rf"dist/{SCRIPT} is not that of onnxruntime-web; give the folder dist"):
-        find(tmp_path / "package")
-    (tmp_path / "package" / "dist" / GLUE).unlink()
-    with pytest.raises(ValueError, match=rf"--ort-web .*dist has no {GLUE}; give the folder dist of"):
-        find(tmp_path / "package" / "dist")
+        (folder / name).write_bytes(content)
+    assert find(folder) == find(tmp_path / "package") == folder
+    (folder / SCRIPT).write_text("/* something else */")
+    words = f"dist/{SCRIPT} is not that of onnxruntime-web; give the folder dist"
+    refused(words, find, tmp_path / "package")
+    (folder / GLUE).unlink()
+    refused(f"--ort-web .*dist has no {GLUE}; give the folder dist of", find, folder)
 
 
 def test_digests__of_all_files():

@@ -8,9 +8,10 @@ import pytest
 
 from broadsight.deployment import FORMATS
 from broadsight.deployment.formats import web as web_format
-from broadsight.deployment.formats.web import check, check_folder, manifest, model_bytes
+from broadsight.deployment.formats.web import check_folder, manifest, model_bytes, require
 from broadsight.deployment.formats.web.runtime import GLUE, SCRIPT, WASM
 from tests.deployment.tiny import described
+from tests.refusals import refused
 
 write = FORMATS["web"].write
 MODEL = bytes(range(256)) * 40  # whatever it is, it comes out again
@@ -47,11 +48,9 @@ def test_write__everything_is_inside(tmp_path, runtime, model, monkeypatch):
         *("model/part-000.js", "model/part-001.js", "model/part-002.js"),
     }
     found = manifest(folder)
-    assert found["description"] == json.loads(said.to_json())
-    assert found["packed"]["model"]["bytes"] == len(MODEL)
+    assert found["description"] == json.loads(said.to_json()) and set(found["files"]) == below(folder)
+    assert found["packed"]["model"]["bytes"] == len(MODEL) and model_bytes(folder) == MODEL
     assert "onnxruntime-web 9.8.7" in found["made"]
-    assert set(found["files"]) == below(folder)
-    assert model_bytes(folder) == MODEL
     assert (folder / "runtime" / SCRIPT).read_bytes() == (runtime / SCRIPT).read_bytes()
     assert "MIT License" in (folder / "runtime" / "LICENSE.txt").read_text()
     assert (folder / "manifest.js").read_text().isascii()
@@ -70,34 +69,27 @@ def test_write__again_over_its_own(tmp_path, runtime, model):
     assert {path.name for path in tmp_path.iterdir()} == {"page", "ort", "model.onnx"}
 
 
-def test_write__never_over_others(tmp_path, runtime, model):
+def test_write__never_over_others(tmp_path, runtime, model, monkeypatch):
     folder = tmp_path / "page"
     write(model, described(), folder, ort_web=runtime)
     (folder / "holiday.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"page also holds holiday.txt, which would be lost"):
-        write(model, described(), folder, ort_web=runtime)
+    refused("page also holds holiday.txt, which would be lost", write, model, described(), folder, ort_web=runtime)
     assert (folder / "holiday.txt").read_text() == "mine"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a").write_text("mine")
-    with pytest.raises(ValueError, match="other is not empty and not the folder of such a page; give a new one"):
-        write(model, described(), tmp_path / "other", ort_web=runtime)
-    with pytest.raises(ValueError, match=r"model.onnx is there and no folder"):
-        check_folder(model)
-
-
-def test_check_folder__not_the_one_it_runs_in(tmp_path, monkeypatch):
+    words = "other is not empty and not the folder of such a page; give a new one"
+    refused(words, write, model, described(), tmp_path / "other", ort_web=runtime)
+    refused("model.onnx is there and no folder", check_folder, model)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="the folder that this runs in"):
-        check_folder(".")
-    check_folder("page")
+    refused("the folder that this runs in", check_folder, ".")
+    check_folder("new")
 
 
 def test_write__nothing_is_left_of_a_failure(tmp_path, runtime, model):
     write(model, described(title="old"), tmp_path / "page", ort_web=runtime)
-    with pytest.raises(FileNotFoundError):
-        write(tmp_path / "missing.onnx", described(title="new"), tmp_path / "page", ort_web=runtime)
-    with pytest.raises(FileNotFoundError):
-        write(tmp_path / "missing.onnx", described(), tmp_path / "fresh", ort_web=runtime)
+    for name in ("page", "fresh"):
+        with pytest.raises(FileNotFoundError):
+            write(tmp_path / "missing.onnx", described(title="new"), tmp_path / name, ort_web=runtime)
     assert manifest(tmp_path / "page")["description"]["title"] == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"page", "ort", "model.onnx"}
 
@@ -108,27 +100,21 @@ def test_write__nothing_is_left_of_a_failure(tmp_path, runtime, model):
         ({"task": "detect"}, "the format web shows classifiers; tiny is for --task detect"),
         ({"channels": 4}, "images of 4 channels; a page can give 1"),
         ({"channels": 1}, "tiny has 3 means for 1 channels"),
+        ({"interpolation": "random"}, "interpolation=random of tiny; a page can do nearest, bilinear, bicubic"),
+        ({"resize": [40, 30]}, "resize=[40, 30] of tiny; expected pixels of the shorter side"),
+        ({"crop": 30}, "tiny takes 32 x 32 pixels, but a crop of 30 is made"),
     ],
 )
-def test_check__what_a_page_cannot_do(changes, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        check(described(**changes))
+def test_require__refuses_what_a_page_cannot_do(changes, said):
+    usual = described().preprocessing
+    preprocessing = usual | {name: changes.pop(name) for name in [*changes] if name in usual}
+    refused(re.escape(said), require, described(preprocessing=preprocessing, **changes))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("interpolation", "random", "interpolation=random of tiny; a page can do nearest, bilinear, bicubic"),
-        ("resize", [40, 30], "resize=[40, 30] of tiny; expected pixels of the shorter side"),
-        ("crop", 30, "tiny takes 32 x 32 pixels, but a crop of 30 is made"),
-    ],
-)
-def test_check__preprocessing(key, value, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        check(described(preprocessing=described().preprocessing | {key: value}))
+@pytest.mark.parametrize("key", ["interpolation", "resize", "crop"])
+def test_require__preprocessing_that_is_not_said(key):
     fewer = {name: kept for name, kept in described().preprocessing.items() if name != key}
-    with pytest.raises(ValueError, match=f"does not say how images are prepared: no {key}"):
-        check(described(preprocessing=fewer))
+    refused(f"does not say how images are prepared: no {key}", require, described(preprocessing=fewer))
 
 
 def test_model_bytes__damaged(tmp_path, runtime, model):
@@ -136,16 +122,13 @@ def test_model_bytes__damaged(tmp_path, runtime, model):
     write(model, described(), folder, ort_web=runtime)
     part = folder / "model" / "part-000.js"
     part.write_text(part.read_text()[:-200] + '");\n')
-    with pytest.raises(ValueError, match=r"the model in .*page is damaged .*export it again"):
-        model_bytes(folder)
+    refused(r"the model in .*page is damaged .*export it again", model_bytes, folder)
     part.unlink()
-    with pytest.raises(ValueError, match="is damaged"):
-        model_bytes(folder)
-    with pytest.raises(ValueError, match=r"is not the folder of a page that `broadsight export --format web` wrote"):
-        manifest(runtime)
+    refused("is damaged", model_bytes, folder)
+    refused("is not the folder of a page that `broadsight export --format web` wrote", manifest, runtime)
 
 
-def test_page__asks_nobody():
+def test_page__asks_nobody_and_names_its_limits():
     """No address of anything else in what we write; the policy forbids the rest to the runtime too."""
     page = files("broadsight.deployment.formats.web")
     for name in web_format.PAGE:
@@ -155,9 +138,5 @@ def test_page__asks_nobody():
     assert "default-src 'none'" in policy and "unsafe-inline" not in policy and "'unsafe-eval'" not in policy
     loaded = re.findall(r'<script defer src="([^"]+)"', html)
     assert set(loaded) <= {*web_format.PAGE, web_format.MANIFEST, f"runtime/{SCRIPT}"} and loaded[-1] == "page.js"
-
-
-def test_page__limits_are_those_that_it_names():
-    page = files("broadsight.deployment.formats.web")
     most = re.search(r"MOST_PIXELS = ([\d_]+)", (page / "images.js").read_text())[1].replace("_", "")
-    assert f"up to {int(most) // 10**6} million pixels" in (page / "index.html").read_text()
+    assert f"up to {int(most) // 10**6} million pixels" in html
