@@ -4,11 +4,11 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 from ..app.request import Request
 from ..errors import printable
 from ..options import TIMM_NAMES
+from ..visual.terminal import note
 from .parser import DONE
 
 
@@ -18,11 +18,12 @@ def app(request: Request) -> int:
 
     named = [name for name in request.runs if not Path(name).is_dir()]
     request.refuse_ignored({TIMM_NAMES: None if named else "none is named"})
+    host, port, allowed = request.host, request.port, request.allow_host or ""
     server.need_gradio()
-    server.free_port(request.host, request.port)  # refused before models are opened
+    server.free_port(host, port)  # refused before models are opened
     server.check_megabytes(request.max_upload)
     server.check_storage(request.max_storage, request.max_upload)
-    server.allowed_names(request.allow_host or "")
+    server.allowed_names(allowed)
     import torch
 
     from ..app.candidates import open_candidates
@@ -36,18 +37,16 @@ def app(request: Request) -> int:
         size=request.size,
         device=request.device,
     )
-    for note in candidates.notes:
-        print(f"note: {printable(note)}", file=sys.stderr)
+    for one in candidates.notes:
+        note(one)
     if candidates.untrained:
         names = printable(", ".join(candidates.untrained))
         print(f"note: {names}: random weights, the answers mean nothing; `broadsight train` makes trained ones")
-    host = request.host
     if not server.is_loopback(host):
         print(f"warning: --host {host}: everybody who reaches this computer can use the page", file=sys.stderr)
-    limits: dict[str, Any] = dict(
-        megabytes=request.max_upload, storage=request.max_storage, allow_host=request.allow_host or ""
-    )
-    with server.serving(candidates, host=host, port=request.port, **limits) as address:
+    megabytes, storage = request.max_upload, request.max_storage
+    serving = server.serving(candidates, host=host, port=port, megabytes=megabytes, storage=storage, allow_host=allowed)
+    with serving as address:
         print(f"{printable(', '.join(candidates.names))}: {address} (Ctrl-C stops)", flush=True)
         if request.open:
             webbrowser.open(address)

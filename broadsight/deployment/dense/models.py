@@ -93,7 +93,7 @@ class RawQueries(nn.Module):
         return (*self.decide(tokens, proposals, chosen), chosen)
 
     def following(self, images: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The answer for positions (B, Q) that another has chosen, if these are as good as its own; else for its own."""
+        """The answer for positions (B, Q) that another has chosen, if these are as good; else for its own."""
         tokens, proposals, scores = self.propose(images)
         if not as_good(scores, chosen, self.queries):
             chosen = scores.topk(self.queries, dim=1).indices
