@@ -1,9 +1,8 @@
 """From a model to a program: what all formats are made of."""
 
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -72,6 +71,7 @@ def capture(
         any_size: Leave height and width open from LEAST_SIDE pixels on.
         single_cells: With any_size, allow for maps that have but one cell where images are small.
     """
+    from timm.layers import pos_embed
     from torch.fx.experimental import _config
 
     free: dict[int, Dim] = {0: Dim("batch", min=1, max=MOST_IMAGES)} if any_batch else {}
@@ -85,7 +85,7 @@ def capture(
     example = torch.zeros(2 if any_batch else 1, channels, height, width, dtype=dtype)
     single_cells = single_cells and any_size
     # Where torch would treat sizes of one unlike all others, it takes the way that is right for both.
-    config: Any = _config
+    config, positions = cast(Any, _config), cast(Any, pos_embed)
     oblivious = config.patch(backed_size_oblivious=single_cells)
 
     def export(later: bool) -> ExportedProgram:
@@ -94,7 +94,11 @@ def capture(
         return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **options)
 
     try:
-        with torch.no_grad(), quiet(), oblivious, nullcontext() if any_size else _kept_positions():
+        with torch.no_grad(), quiet(), oblivious, ExitStack() as stack:
+            if not any_size and hasattr(positions, "is_exporting"):  # since timm 1.0.31
+                # Else timm would resample positions even if they fit the image; not all runtimes know how.
+                stack.callback(setattr, positions, "is_exporting", positions.is_exporting)
+                positions.is_exporting = lambda: False
             try:
                 return export(later=single_cells)
             except UserError as error:
@@ -108,23 +112,3 @@ def capture(
         raise ValueError(
             f"{type(model).__name__} cannot be captured{' for any ' + ' and '.join(asked) if asked else ''}: {reason}"
         ) from error
-
-
-@contextmanager
-def _kept_positions() -> Generator[None, None, None]:
-    """timm's positions are taken as they are if they fit the image.
-
-    While torch exports, timm resamples them in any case, for graphs of any size; not all runtimes know how.
-    """
-    from timm.layers import pos_embed
-
-    module: Any = pos_embed
-    asked = getattr(module, "is_exporting", None)  # since timm 1.0.31
-    if asked is None:
-        yield
-        return
-    module.is_exporting = lambda: False
-    try:
-        yield
-    finally:
-        module.is_exporting = asked

@@ -69,18 +69,9 @@ class Exported:
 
     def record(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        return {
-            "artefact": self.path.name,
-            "bytes": self.bytes,
-            "compared_on": self.shown,
-            "agreement": asdict(self.agreement),
-            "findings": self.findings,
-            "times": asdict(self.times) if self.times else None,
-            "int8": self.int8,
-            "seconds": round(self.seconds, 2),
-            "notes": list(self.notes),
-            "description": json.loads(self.description.to_json()),
-        }
+        found = asdict(self) | {"path": self.path.name, "seconds": round(self.seconds, 2)}
+        found |= {"description": json.loads(self.description.to_json()), "notes": list(self.notes)}
+        return {"artefact": found.pop("path"), "compared_on": found.pop("shown"), **found}
 
 
 def check_request(request: Request) -> Format:

@@ -30,9 +30,16 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are drawn but not written, which takes longest."""
-    monkeypatch.setattr(analysis_record, "save", lambda figure, path: open(path, "w").close())
+def undrawn(monkeypatch) -> list[str]:
+    """Figures are drawn but not written, which takes longest; their headings."""
+    headings = []
+
+    def save(figure, path):
+        headings.append(figure.get_suptitle())
+        open(path, "w").close()
+
+    monkeypatch.setattr(analysis_record, "save", save)
+    return headings
 
 
 @pytest.fixture
@@ -95,17 +102,12 @@ def test_json_on_the_output_or_in_a_file(call, runs, images, undrawn, tmp_path):
     assert json.loads((tmp_path / "record.json").read_text())["models"] != []
 
 
-def test_random_weights_are_said_everywhere(call, undrawn, tmp_path, monkeypatch):
-    headings = []
-    monkeypatch.setattr(
-        analysis_record, "save", lambda figure, path: (headings.append(figure.get_suptitle()), open(path, "w").close())
-    )
-    code, out, err = call(
-        "dead", "test_resnet", "--no-pretrained", "--samples", "2", "--size", "32", "--out", "o", *SMALL
-    )
+def test_random_weights_are_said_everywhere(call, undrawn, tmp_path):
+    small = ("--no-pretrained", "--samples", "2", "--size", "32", "--out", "o", *SMALL)
+    code, out, err = call("dead", "test_resnet", *small)
     assert code == 0, err
     assert "built-in scenes" in err and "random weights" in err and "test_resnet, random weights" in out
-    assert all("RANDOM WEIGHTS" in heading for heading in headings) and headings
+    assert all("RANDOM WEIGHTS" in heading for heading in undrawn) and undrawn
     record = json.loads((tmp_path / "o" / "analysis.json").read_text())
     assert record["models"][0]["weights"] == "random" and "RANDOM WEIGHTS" in record["title"]
     assert record["data"]["images"] == 2 and record["data"]["data"] == "scenes"
@@ -188,14 +190,12 @@ def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
 
     arguments = dict(head="retinanet", backbone="test_resnet", head_args=SMALL_HEADS["retinanet"])
     inner = make_dense_model(**arguments, num_classes=2)
-    settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet")
-    settings |= dict(pool=None, broadcast=None)
+    settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet", pool=None)
+    settings |= dict(broadcast=None, val=None, split=None, task="detect")
     labels = dict(category_ids={}, keypoint_names=[], flip_pairs=[], skeleton=[], keypoint_offset=0.0)
-    about = dict(
-        task="detect", settings=settings | dict(val=None, split=None, task="detect"), recipe=dict(image_size=64)
-    )
+    about = dict(task="detect", settings=settings, recipe=dict(image_size=64), labels=labels, parameters=1)
     config = dict(architecture="dense_model", num_classes=2, label_names=["a", "b"], pretrained_cfg={})
-    config |= dict(model_args=arguments, broadsight=about | dict(labels=labels, parameters=1))
+    config |= dict(model_args=arguments, broadsight=about)
     (tmp_path / "det").mkdir()
     (tmp_path / "det" / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("broadsight.runs.dense_model.load_given", lambda model, path: None)

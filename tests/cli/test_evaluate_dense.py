@@ -40,22 +40,21 @@ def segmenter(coco, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def pose(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "pose"
-    train(ask_dense("simple_baseline", folder))
-    return folder
+def scored(coco, results: object) -> COCOeval:
+    """What pycocotools says of boxes."""
+    truth = COCO(str(coco))
+    oracle = COCOeval(truth, truth.loadRes(results), "bbox")
+    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
+    return oracle
 
 
 def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp_path, capsys):
     out = tmp_path / "evaluation"
     assert main(["eval", str(detector), str(coco), "--out", str(out), "--threads", "1", "--workers", "0"]) == 0
     record = json.loads((out / "evaluation.json").read_text("utf-8"))
-    truth = COCO(str(coco))
-    oracle = COCOeval(truth, truth.loadRes(str(out / "results.json")), "bbox")
-    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
+    expected = list(100 * scored(coco, str(out / "results.json")).stats[:3])
     names = ("box_ap", "box_ap50", "box_ap75")
-    assert [record["figures"][name] for name in names] == pytest.approx(list(100 * oracle.stats[:3]), abs=1e-2)
+    assert [record["figures"][name] for name in names] == pytest.approx(expected, abs=1e-2)
     assert record["figures"]["box_ap50"] > 20  # it has learned something, so that this says something
     assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
     page = (out / "report.html").read_text("utf-8")
@@ -90,10 +89,7 @@ def test_predict__draws_and_writes_results(detector, coco, tmp_path, capsys):
     results = json.loads((out / "results.json").read_text("utf-8"))
     assert {entry["image_id"] for entry in results} == {1, 2, 3, 4}  # the numbers that the files are named by
     assert {entry["category_id"] for entry in results} <= {3, 7}
-    truth = COCO(str(coco))
-    oracle = COCOeval(truth, truth.loadRes(results), "bbox")
-    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
-    assert oracle.stats[1] > 0.2
+    assert scored(coco, results).stats[1] > 0.2
     rows = list(csv.DictReader((tmp_path / "boxes.csv").open(encoding="utf-8")))
     assert len(rows) == len(results) and rows[0].keys() >= {"file", "class", "score", "x", "width"}
     assert json.loads((out / "results.json.settings.json").read_text("utf-8"))["model"]["task"] == "detect"
@@ -111,39 +107,35 @@ def test_predict__class_maps_of_a_segmenter(segmenter, coco, tmp_path):
     assert not (out / "results.json").exists()
 
 
-def test_predict__pose_of_boxes_that_are_given(pose, coco, tmp_path, capsys):
-    images, out = coco.parent / "images", tmp_path / "drawn"
-    image = str(images / "000000000001.png")
+def test_predict__pose_of_boxes_that_are_given(coco, tmp_path, capsys):
+    image, out, pose = str(coco.parent / "images" / "000000000001.png"), tmp_path / "drawn", tmp_path / "pose"
+    train(ask_dense("simple_baseline", pose))
+    capsys.readouterr()
     assert main(["predict", str(pose), image, "--out", str(out), "--threads", "1"]) == 0
     assert "each image is taken for one object" in capsys.readouterr().err
     (whole,) = json.loads((out / "results.json").read_text("utf-8"))
-    assert whole["bbox"] == [0, 0, 80, 64]
     assert main(["predict", str(pose), image, "--boxes", str(coco), "--json", str(tmp_path / "r.json")]) == 0
     (one,) = json.loads((tmp_path / "r.json").read_text("utf-8"))
-    assert one["bbox"] == [8, 6, 28, 28]
+    assert (whole["bbox"], one["bbox"]) == ([0, 0, 80, 64], [8, 6, 28, 28])
     assert len(one["keypoints"]) == len(whole["keypoints"])
 
 
-def test_predict__a_broken_image_is_named_and_the_others_are_done(detector, coco, tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "broken.png").write_bytes(b"not an image")
-    Image.fromarray(np.zeros((40, 60), np.uint8)).save(tmp_path / "in" / "grey.png")
-    assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
-    assert "broken.png" in capsys.readouterr().err
-    assert (tmp_path / "out" / "grey.png").is_file() and not (tmp_path / "out" / "broken.png").exists()
-
-
-def test_predict__narrow_images_cost_nobody_anything(detector, segmenter, tmp_path, capsys):
+def test_predict__narrow_and_broken_images_cost_the_others_nothing(detector, segmenter, tmp_path, capsys):
     """Of a side of one pixel nothing would be left once the other is made smaller."""
-    (tmp_path / "in").mkdir()
+    given, out = tmp_path / "in", tmp_path / "out"
+    given.mkdir()
     for width, height in ((8000, 1), (1, 8000), (60, 40)):
-        Image.new("RGB", (width, height), (9, 200, 30)).save(tmp_path / "in" / f"{width}x{height}.png")
+        Image.new("RGB", (width, height), (9, 200, 30)).save(given / f"{width}x{height}.png")
+    Image.fromarray(np.zeros((40, 60), np.uint8)).save(given / "60xgrey.png")
+    good = sorted(path.name for path in given.iterdir())
+    (given / "broken.png").write_bytes(b"not an image")
     for run in (detector, segmenter):
-        assert main(["predict", str(run), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
-        assert "cannot be read" not in capsys.readouterr().err
-        for path in (tmp_path / "in").iterdir():
-            with Image.open(tmp_path / "out" / path.name) as drawn:
-                assert drawn.width >= int(path.stem.partition("x")[0])
+        assert main(["predict", str(run), str(given), "--out", str(out), "--threads", "1"]) == 0
+        (said,) = [line for line in capsys.readouterr().err.splitlines() if "cannot be read" in line]
+        assert "broken.png" in said and sorted(path.name for path in out.glob("*.png")) == good
+        for name in good:
+            with Image.open(out / name) as drawn:
+                assert drawn.width >= int(name.partition("x")[0])
 
 
 def test_predict__a_image_that_memory_does_not_suffice_for_is_named(detector, coco, tmp_path, monkeypatch, capsys):
@@ -175,18 +167,16 @@ def paint(folder, shown, classes):
         mask = np.zeros((32, 32), np.uint8)
         for value in values:
             mask[6 * value : 6 * value + 5] = value
-        for place, image in (("images", Image.fromarray(np.repeat(60 * mask[..., None], 3, 2))), ("masks", mask)):
+        for place, pixels in (("images", np.repeat(60 * mask[..., None], 3, 2)), ("masks", mask)):
             (folder / place).mkdir(parents=True, exist_ok=True)
-            image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-            image.save(folder / place / f"{number}.png")
+            Image.fromarray(pixels).save(folder / place / f"{number}.png")
     (folder / "classes.txt").write_text("\n".join(classes))
     return folder
 
 
-SMALL = ["--task", "segment", "--head", "semantic_fpn", "--head-args", "pyramid_channels=32", "--head-args"]
-SMALL += ["channels=16"]
-SMALL += ["--model", "test_resnet", "--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "batch_size=2"]
-SMALL += ["--set", "image_size=32", "--workers", "0", "--threads", "1", "--device", "cpu"]
+SMALL = ["--task", "segment", "--head", "semantic_fpn", "--head-args", "pyramid_channels=32", "channels=16"]
+SMALL += ["--model", "test_resnet", "--set", "epochs=1", "warmup_epochs=0", "batch_size=2", "image_size=32"]
+SMALL += ["--workers", "0", "--threads", "1", "--device", "cpu"]
 
 
 def test_segment__a_hold_out_of_one_class_has_no_miou(tmp_path, capsys):
@@ -219,11 +209,9 @@ def test_segment__says_over_how_many_classes_and_holds_out_as_it_began(tmp_path,
     del config["broadsight"]["settings"]["hold_out"]  # as runs were before
     del config["broadsight"]["digest"]  # as runs of that time have none
     (tmp_path / "old" / "config.json").write_text(json.dumps(config))
-    held = {
-        name: {view.name(i) for view in (open_dense(tmp_path / name).own_data().val,) for i in range(len(view))}
-        for name in ("old", "new")
-    }
-    assert held["new"] & {"8.png", "9.png"} and not held["old"] & {"8.png", "9.png"}
+    old, new = (open_dense(tmp_path / name).own_data().val for name in ("old", "new"))
+    held = [{view.name(place) for place in range(len(view))} & {"8.png", "9.png"} for view in (old, new)]
+    assert held[1] and not held[0]
     assert main(["train", "--resume", "--out", str(tmp_path / "old"), "--no-report"]) == 0
     assert "held out as when the run began" in capsys.readouterr().err
 

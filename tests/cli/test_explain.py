@@ -50,15 +50,8 @@ def test_writes_sheets_maps_numbers_and_a_record(folder, capsys):
     assert "test_vit is untrained: the weights are random" in printed.err
     assert "one/text.png cannot be read: not an image" in printed.err
     out = folder / "new" / "there"
-    assert sorted(path.name for path in out.iterdir()) == [
-        "dog",
-        "dog-2",
-        "dog-2.npz",
-        "dog-2.png",
-        "dog.npz",
-        "dog.png",
-        "explanation.json",
-    ]
+    files = {"dog", "dog-2", "dog-2.npz", "dog-2.png", "dog.npz", "dog.png", "explanation.json"}
+    assert {path.name for path in out.iterdir()} == files
     record = json.loads((out / "explanation.json").read_text())
     assert record["command"].startswith("broadsight explain test_vit")
     assert record["model"]["weights"] == "random" and record["model"]["kinds"] == ["gradcam", "attention"]
@@ -93,30 +86,26 @@ def test_looks__are_those_of_the_model(vit):
     image = Scenes(1, size=40).open(0)
     seen = look_at(vit, image, target=1)
     expected = look_inside(vit.model, seen.tensor, target=1)
-    assert [(one.kind, one.layer, one.depth) for one in seen.looks] == [
-        (one.kind, one.layer, one.depth) for one in expected
-    ]
-    assert all(torch.equal(one.values, other.values) for one, other in zip(seen.looks, expected, strict=True))
-    assert seen.image.size == (32, 32)
+    for one, other in zip(seen.looks, expected, strict=True):
+        assert (one.kind, one.layer, one.depth) == (other.kind, other.layer, other.depth)
+        assert torch.equal(one.values, other.values)
     logits = vit.logits(seen.tensor)[0]
-    assert seen.places[0] == int(logits.argmax()) and seen.probabilities[0] == pytest.approx(
-        float(logits.softmax(0).max())
-    )
-    assert overlay(seen.image, seen.looks[0]).size == (32, 32)
+    assert seen.places[0] == int(logits.argmax())
+    assert seen.probabilities[0] == pytest.approx(float(logits.softmax(0).max()))
+    assert seen.image.size == overlay(seen.image, seen.looks[0]).size == (32, 32)
 
 
 def test_layers_and_depths(vit):
     image = Scenes(1, size=40).open(0)
-    layers = [one.layer for one in look_at(vit, image, Wanted(("gradcam",))).looks]
-    assert [one.layer for one in look_at(vit, image, Wanted(("gradcam",), depths=("1", "last"))).looks] == [
-        layers[0],
-        layers[-1],
-    ]
+
+    def layers(wanted: Wanted) -> list[str]:
+        return [one.layer for one in look_at(vit, image, wanted).looks]
+
+    every = layers(Wanted(("gradcam",)))
+    assert layers(Wanted(("gradcam",), depths=("1", "last"))) == [every[0], every[-1]]
     chosen = look_at(vit, image, Wanted(layers=("blocks.1",))).looks  # the module and all in it
     assert {one.layer for one in chosen} == {"blocks.1", "blocks.1.attn"} and {one.depth for one in chosen} == {1}
-    assert {one.layer for one in look_at(vit, image, Wanted(layers=("*.attn",))).looks} == {
-        f"blocks.{n}.attn" for n in range(len(vit.model.blocks))
-    }
+    assert set(layers(Wanted(layers=("*.attn",)))) == {f"blocks.{n}.attn" for n in range(len(vit.model.blocks))}
     (own,) = look_at(vit, image, Wanted(layers=("blocks.2.norm1",))).looks
     assert (own.kind, own.layer) == ("gradcam", "blocks.2.norm1") and own.values.shape == (2, 2)
 

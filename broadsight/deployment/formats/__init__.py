@@ -5,13 +5,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import first_line, unknown
 from ..session import KEY, Description, Session
-
-if TYPE_CHECKING:
-    from ..int8.layers import Calibrated
 
 FORMATS: dict[str, "Format"] = {}
 Kind = TypeVar("Kind", bound="type[Format]")
@@ -65,8 +62,8 @@ class Format:
         """Whether a path may be one of its artefacts, by its name."""
         return path.suffix == self.suffix and not path.is_dir()
 
-    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> "Calibrated":
-        """A float file with the ranges of its values on some images (N, C, H, W), ready to be written in int8."""
+    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:
+        """A float file with the ranges of its values on images (N, C, H, W): an `int8.layers.Calibrated`."""
         raise NotImplementedError
 
     def describe(self, path: Path, description: Description) -> None:

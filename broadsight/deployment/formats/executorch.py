@@ -50,9 +50,16 @@ class ExecuTorch(Format):
 
     def load(self, path: Path, threads: int | None) -> Session:
         with quiet():
+            from executorch.extension.pybindings import portable_lib
             from executorch.runtime import Runtime
 
-            _set_threads(threads)
+            # Before a program is loaded: what it holds of an earlier pool of threads is gone with that pool.
+            there = portable_lib._threadpool_get_thread_count()
+            if threads not in (None, there):
+                if len(_open):
+                    what = f"ExecuTorch runs with {there} threads, not {threads}"
+                    raise ValueError(f"{what}, until its open sessions are forgotten")
+                portable_lib._unsafe_reset_threadpool(threads)
             content = path.read_bytes()
             if content[4:6] != b"ET":
                 raise ValueError("it is no program of ExecuTorch")
@@ -76,18 +83,6 @@ class ExecuTorch(Format):
 def sealed(program: bytes) -> bytes:
     """A program with its digest behind it, where ExecuTorch does not look."""
     return bytes(program) + SEAL + hashlib.sha256(program).hexdigest().encode()
-
-
-def _set_threads(wanted: int | None) -> None:
-    """Before a program is loaded: what it holds of an earlier pool is gone with that pool, and it computes nonsense."""
-    from executorch.extension.pybindings import portable_lib
-
-    there = portable_lib._threadpool_get_thread_count()
-    if wanted is None or wanted == there:
-        return
-    if len(_open):
-        raise ValueError(f"ExecuTorch runs with {there} threads, not {wanted}, until its open sessions are forgotten")
-    portable_lib._unsafe_reset_threadpool(wanted)
 
 
 def fold_constants(program: ExportedProgram) -> ExportedProgram:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +11,6 @@ from torch.export import ExportedProgram
 from ..quiet import quiet
 from ..session import KEY, Description, Session
 from . import Format, described, register
-
-if TYPE_CHECKING:
-    from ..int8.onnx import CalibratedONNX
 
 OPSET = 20
 INPUT = "images"
@@ -45,7 +42,7 @@ class ONNX(Format):
         outputs = list(description.outputs)
         return Session(description, lambda images: session.run(outputs, {INPUT: images}))
 
-    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> "CalibratedONNX":
+    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:
         from ..int8.onnx import CalibratedONNX
 
         return CalibratedONNX(source, calibration, threads)
@@ -170,33 +167,19 @@ def check_onnx(content: bytes) -> None:
     if any(entry.key == OPTIONS for entry in model.metadata_props):
         raise ValueError(f"it sets options of ONNX Runtime ({OPTIONS}); expected a model alone")
     domains = {*DOMAINS, *(function.domain for function in model.functions)}
-    for part in (graph for whole in (model.graph, *model.functions) for graph in _graphs(whole)):
-        for node in part.node:
-            if node.op_type == COMPILED or node.domain not in domains:
-                name = f"{node.domain}.{node.op_type}"
-                raise ValueError(f"it calls {name[:80]!r}, which is no operator of ONNX Runtime")
-        for tensor in _tensors(part):
-            if tensor.data_location == tensor.EXTERNAL or tensor.external_data:
-                place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-                raise ValueError(
-                    f"its tensor {tensor.name[:80]!r} lies in another file, {place[:80]!r}; expected one file"
-                )
+    for part in _parts(model):
+        if isinstance(part, onnx.NodeProto) and (part.op_type == COMPILED or part.domain not in domains):
+            name = f"{part.domain}.{part.op_type}"
+            raise ValueError(f"it calls {name[:80]!r}, which is no operator of ONNX Runtime")
+        if isinstance(part, onnx.TensorProto) and (part.data_location == part.EXTERNAL or part.external_data):
+            place = next((entry.value for entry in part.external_data if entry.key == "location"), "")
+            raise ValueError(f"its tensor {part.name[:80]!r} lies in another file, {place[:80]!r}; expected one file")
 
 
-def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph or function, and the graphs inside its nodes, such as the branches of an If."""
-    yield graph
-    for attribute in (one for node in graph.node for one in node.attribute):
-        for inner in (attribute.g, *attribute.graphs):  # what an attribute has not is empty
-            yield from _graphs(inner)
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """The tensors that a graph or function stores itself."""
-    yield from getattr(graph, "initializer", ())
-    sparse = list(getattr(graph, "sparse_initializer", ()))
-    for attribute in (one for node in graph.node for one in node.attribute):
-        yield from (attribute.t, *attribute.tensors)  # what an attribute has not is empty
-        sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
-    for both in sparse:
-        yield from (both.values, both.indices)
+def _parts(message: Any) -> Iterator[Any]:
+    """Whatever a protobuf message holds, however deep, such as the tensors in the branches of an If."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                yield part
+                yield from _parts(part)

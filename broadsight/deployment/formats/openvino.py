@@ -6,7 +6,7 @@ import tempfile
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,9 +18,6 @@ from ..quiet import kept_signal_stack, quiet
 from ..session import KEY, Description, Session
 from . import Format, described, register
 from .onnx import INPUT
-
-if TYPE_CHECKING:
-    from ..int8.openvino import CalibratedOpenVINO
 
 MANY = 2**22  # tokens, more than any map has; twice as many are still exact in float32, in which OpenVINO divides
 LARGEST = 2**28  # bytes of the .xml file; weights are in the other one
@@ -66,7 +63,7 @@ class OpenVINO(Format):
 
         return Session(description, run)
 
-    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> "CalibratedOpenVINO":
+    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:
         from ..int8.openvino import CalibratedOpenVINO
 
         return CalibratedOpenVINO(source, calibration, threads)

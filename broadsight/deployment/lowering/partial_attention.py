@@ -13,8 +13,6 @@ from .operations import free, split_heads
 
 @lowers(PartialAttention)
 class LoweredPartialAttention(PartialAttention):
-    """(B, N, C), scores (B, N) -> (B, N, C)."""
-
     def forward(self, x: Tensor, scores: Tensor) -> Tensor:
         B, N, C = x.shape
         n = self.foreground_count(N)
