@@ -137,13 +137,7 @@ def overview(commands: Mapping[str, type[Options]], version: str) -> Parser:
 
 
 def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, typed: str) -> Asked:
-    """The Request that a command line makes; a SystemExit after --help and --print_config.
-
-    Args:
-        argv: What follows the command.
-        configured: Whether it takes its options from a YAML file as well.
-        typed: The whole command line, for records.
-    """
+    """The Request that `argv`, behind the command, makes; if `configured` with --config. `typed` is for records."""
     settings = kind.settings()
     argv = names_first(together(list(argv), settings), settings)
     parser = Parser(prog=f"broadsight {name}", description=description(kind), allow_abbrev=False)
@@ -187,10 +181,8 @@ def together(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
 
 
 def names_first(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
-    """Names before options, for commands that take names of two kinds.
-
-    Else argparse, up to Python 3.11, takes what comes behind an option for too many: RUN --top 3 IMAGE.
-    """
+    """Names before options, for commands that take names of two kinds: argparse, up to Python 3.11, takes what comes
+    behind an option for too many, as in RUN --top 3 IMAGE."""
     if "--" in argv or sum(one.how.positional for one in settings.values()) < 2:
         return argv
     valued = {"--config": False}  # options that take a value, and whether they can do without

@@ -45,7 +45,7 @@ class Disagreement(RuntimeError):
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of one image, in torch and in the artefact's runtime, paired within rounds."""
+    """Of one image, in torch and in the artefact's runtime, paired within rounds."""
 
     torch_ms: Summary
     artefact_ms: Summary
@@ -105,10 +105,6 @@ def export(
 
     Args:
         tell: Given what the user should know, a line each, before the work begins.
-
-    Raises:
-        ValueError: The model cannot be captured or written so, or an option is not for it.
-        Disagreement: The artefact differs by more than the tolerance.
     """
     form, facts = check_request(request), facts_of(request.run)
     facts["--int8"] = facts[CLASSIFIERS] or (None if request.int8 else "which is not given")
@@ -174,12 +170,7 @@ def write_artefact(
     quantise: Quantise | None = None,
     progress: Progress = lambda *_: None,
 ) -> Exported:
-    """Write an artefact, and let it stay only if it computes what the model does.
-
-    Args:
-        target: Name of the file with its format's suffix, or of the folder.
-        request: Says how; which model is the subject's business.
-    """
+    """Write an artefact, and let it stay only if it computes what the model does; the request says how, not which."""
     form, web, title = FORMATS[request.format], request.format == "web", subject.description.title
     started, any_size = time.perf_counter(), request.any_size
     if any_size and subject.obstacle:

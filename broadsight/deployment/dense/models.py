@@ -61,8 +61,8 @@ class RawQueries(nn.Module):
     Third comes which position each query began from, (B, Q): of positions with near equal scores another runtime may
     well choose others, and only `following` its choice can one tell whether it computes the same.
 
-    The layers are those of transformers. Its own way through them counts images with `len`, which fixes their number
-    in an exported program, and makes anchors anew each time; here these are constants. The model's decoder is changed.
+    The layers are those of transformers, whose own way through them counts images with `len`, which fixes their number
+    in a program, and makes anchors anew each time; here these are constants. The model's decoder is changed.
     """
 
     anchors: Tensor

@@ -41,6 +41,7 @@ def of_dense(
     size: int | None = None,
     any_size: bool = False,
     canvas: tuple[int, int] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Subject:
     """A dense run, on the CPU.
 
@@ -52,24 +53,11 @@ def of_dense(
         any_size: Whether sizes will be left open; it changes what the user is told.
         canvas: (height, width) that images are fitted into where sizes are fixed, multiples of 32; a square if None.
     """
-    config = RunFolder(run.path if isinstance(run, DenseModel) else run).dense_config()
-    settings = config["broadsight"]["settings"]
-    check_exportable(settings["head"], config["broadsight"]["task"])
-    opened = run if isinstance(run, DenseModel) else open_dense(run, device="cpu", size=size)
-    return of_opened(opened, command, config, images, count, any_size=any_size, canvas=canvas)
-
-
-def of_opened(
-    run: DenseModel,
-    command: str,
-    config: Mapping[str, Any],
-    images: Sequence[str] = (),
-    count: int = 8,
-    *,
-    any_size: bool = False,
-    canvas: tuple[int, int] | None = None,
-) -> Subject:
-    """As `of_dense`, of a model that is open already; `config` is what the run's folder says of it."""
+    if config is None:  # what the run's folder says of it
+        config = RunFolder(run.path if isinstance(run, DenseModel) else run).dense_config()
+        check_exportable(config["broadsight"]["settings"]["head"], config["broadsight"]["task"])
+    if isinstance(run, str | Path):
+        run = open_dense(run, device="cpu", size=size)
     raw = raw_model(run, canvas=canvas)
     height, width = raw.size
     description = Description(
@@ -121,12 +109,8 @@ def of_opened(
 def _images(
     description: Description, shown: Sequence[Shown], count: int, *, free: bool, filled: bool
 ) -> list[np.ndarray]:
-    """The images as images (1, C, H, W).
-
-    Args:
-        free: Where sizes are open, the first in one that is a multiple of nothing, the others each in its own.
-        filled: Stretch images to where they would be padded; then the first is in multiples of cells.
-    """
+    """The images as (1, C, H, W); with `free` sizes the first in one that is a multiple of nothing, the others each in
+    its own; `filled` stretches them to where they would be padded, and then the first is in multiples of cells."""
     if description.preprocessing["way"] == "crops" and not filled:
         found: list[np.ndarray] = []
         for photo, boxes in shown:

@@ -54,11 +54,7 @@ Measure = Callable[[Session, str], Answers]  # a session, and what it is called 
 
 
 def quantiser(classifier: Classifier, title: str, request: Request, progress: Progress = lambda *_: None) -> Quantise:
-    """What `deployment.run.export` quantises with. Images are found and read here, before anything slow begins.
-
-    As long as more than --max-drop points are lost, the layers that move the logits most stay in float; if that does
-    not help, quantising fails.
-    """
+    """What `deployment.run.export` quantises with. Images are found and read here, before anything slow begins."""
     kept, max_drop, threads = request.keep_float, request.max_drop, request.threads
     sources = sources_of(classifier, request.data, request.calibrate, request.calibration_images)
     progress(0, None, "reading images to calibrate on")
@@ -138,20 +134,15 @@ def quantiser(classifier: Classifier, title: str, request: Request, progress: Pr
 def settle(
     attempt: Callable[[Sequence[str]], Attempt], rank: Callable[[], dict[str, float]], limit: float
 ) -> tuple[Attempt, dict[str, float]]:
-    """Put as few layers back to float as bring the loss under a limit.
-
-    The layer that moves the logits most first, by `rank`; then two, four and so on up to half of all, and back by
-    halves. -> the attempt within the limit with the fewest layers in float, or else the one that lost least; and what
-    `rank` found, empty if it was not needed.
-    """
-    first = attempt(())
-    if first.lost <= limit:
-        return first, {}
+    """Put as few layers back to float as bring the loss under a limit: that which moves the logits most by `rank`, then
+    two, four and so on up to half of all, and back by halves. -> the attempt within the limit with the fewest layers in
+    float, or else the one that lost least; and what `rank` found, empty if it was not needed."""
+    tried, count = {0: attempt(())}, 1
+    if tried[0].lost <= limit:
+        return tried[0], {}
     errors = rank()
     order = sorted(errors, key=lambda name: -errors[name])
     most = max(1, len(order) // 2)  # with more of them in float little would be left of int8
-    tried: dict[int, Attempt] = {0: first}
-    count = 1
     while count <= min(most, len(order)) and min(one.lost for one in tried.values()) > limit:
         tried[count] = attempt(order[:count])
         count = max(count + 1, min(2 * count, most))

@@ -17,9 +17,10 @@ from broadsight.deployment import Session, open_artefact
 from broadsight.deployment import run as exporting
 from broadsight.deployment.dense.raw import raw_model
 from broadsight.deployment.dense.session import apart, find, predict_images
-from broadsight.deployment.dense.subject import of_dense, of_opened
+from broadsight.deployment.dense.subject import of_dense
 from broadsight.deployment.formats import FORMATS
 from broadsight.deployment.run import Disagreement, write_artefact
+from broadsight.deployment.subject import Subject
 from broadsight.runs.dense_model import open_dense
 from broadsight.training.run import train
 from broadsight.weights.reading import weights_digest
@@ -28,6 +29,12 @@ from tests.refusals import refused
 
 from ...training.dense_runs import ask_dense, write_coco
 from .models import HEADS, dense_run, in_torch, make_image
+
+
+def of_opened(run: Any, command: str, images: list[str] | tuple[()] = (), **options) -> Subject:
+    """Of a run of no folder."""
+    return of_dense(run, command, images, config={}, **options)
+
 
 CHANGES = dict(epochs=1, epoch_updates=20, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
 
@@ -112,7 +119,7 @@ def test_export_command__says_how_far_apart_findings_are(detector, coco, tmp_pat
 
 def test_export__raw_outputs_that_differ_are_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr("broadsight.deployment.formats.Format.open", shifted(FORMATS["pt2"].open, 0.1))
-    subject = of_opened(dense_run("semantic_fpn"), "a test", {}, count=2)
+    subject = of_opened(dense_run("semantic_fpn"), "a test", count=2)
     refused("nothing was written", write_artefact, subject, tmp_path / "net.pt2", ask("pt2"), error=Disagreement)
     assert not list(tmp_path.iterdir())
 
@@ -157,7 +164,7 @@ def test_export_command__refuses_a_page_and_int8(tmp_path, capsys, monkeypatch):
     ("kind", "why"), [("ssdlite", "made for 96x80"), ("simple_baseline", "looks at crops of 96x64"), ("fcos", "")]
 )
 def test_of_opened__says_why_a_head_takes_one_size(kind, why):
-    subject = of_opened(dense_run(kind), "", {}, count=1)
+    subject = of_opened(dense_run(kind), "", count=1)
     assert why in subject.obstacle and bool(why) == bool(subject.obstacle)
     assert (subject.example_size is None) == bool(why)
 
@@ -166,20 +173,20 @@ def test_of_opened__says_why_a_head_takes_one_size(kind, why):
 
 
 def test_of_opened__draws_scenes_where_the_images_are_gone():
-    subject = of_opened(dense_run("semantic_fpn"), "", {}, count=3)
+    subject = of_opened(dense_run("semantic_fpn"), "", count=3)
     assert subject.shown == "drawn scenes" and len(subject.images(None)) == 3
     assert any("not square are made to fit 64x64" in note for note in subject.notes)
-    assert not of_opened(dense_run("semantic_fpn"), "", {}, count=1, any_size=True).notes
-    crops = of_opened(dense_run("simple_baseline"), "", {}, count=4).images(None)
+    assert not of_opened(dense_run("semantic_fpn"), "", count=1, any_size=True).notes
+    crops = of_opened(dense_run("simple_baseline"), "", count=4).images(None)
     assert [crop.shape for crop in crops] == [(1, 3, 96, 64)] * 4
 
 
 def test_of_opened__leaves_out_what_cannot_be_read(tmp_path):
     Image.new("RGB", (40, 30), "red").save(tmp_path / "b.png")
     (tmp_path / "a.png").write_bytes(b"no image")
-    subject = of_opened(dense_run("fcos"), "", {}, [str(tmp_path)], count=5)
+    subject = of_opened(dense_run("fcos"), "", [str(tmp_path)], count=5)
     assert len(subject.images(None)) == 1
-    asked = of_opened, dense_run("fcos"), "", {}
+    asked = of_opened, dense_run("fcos"), ""
     refused("none of the 1 images to compare on can be read; ", *asked, [str(tmp_path / "a.png")])
     refused("no such file", *asked, [str(tmp_path / "c.png")], error=FileNotFoundError)
 
@@ -200,17 +207,17 @@ class TwoImages:
 def test_of_opened__crops_of_the_objects_that_the_run_validated_on():
     known = vars(dense_run("simple_baseline")) | dict(own_data=lambda: SimpleNamespace(val=TwoImages()))
     run: Any = SimpleNamespace(**known)
-    subject = of_opened(run, "", {}, count=9)
+    subject = of_opened(run, "", count=9)
     assert subject.shown == "images that the run validated on (elsewhere)"
     assert len(subject.images(None)) == 4
-    assert len(of_opened(run, "", {}, count=3).images(None)) == 3
+    assert len(of_opened(run, "", count=3).images(None)) == 3
 
 
 @pytest.mark.parametrize("kind", ["fcos", pytest.param("simple_baseline", marks=pytest.mark.slow)])
 def test_of_opened__no_padding_where_attention_chooses(kind):
-    subject = of_opened(dense_run(kind, "partialformer_b0"), "", {}, count=2)
+    subject = of_opened(dense_run(kind, "partialformer_b0"), "", count=2)
     assert subject.shown == "drawn scenes, stretched to leave no padding"
-    plain = of_opened(dense_run(kind), "", {}, count=2)
+    plain = of_opened(dense_run(kind), "", count=2)
     for one, other in zip(subject.images(None), plain.images(None), strict=True):
         assert one.shape == other.shape and np.abs(one[..., -8:, -8:]).max() > 0
     if kind == "fcos":
@@ -230,7 +237,7 @@ def exported(kind: str, format: str, folder: Path, *model: str) -> Session:
     needed(format)
     pytest.importorskip(PACKAGES.get(kind, "torch"))
     run = dense_run(kind, *model)
-    subject, form = of_opened(run, "a test", {}, count=3), FORMATS[format]
+    subject, form = of_opened(run, "a test", count=3), FORMATS[format]
     any_size = form.sizes and not subject.obstacle
     target = folder / f"net{form.suffix}"
     found = write_artefact(subject, target, ask(format, any_size=any_size, rounds=0))
@@ -266,7 +273,7 @@ def test_export__queries_from_equal_scores(tmp_path):
     run.model = deepcopy(run.model)
     run.model.detector.model.enc_score_head.weight.data.zero_()  # as good as untrained: any choice is right
     opened: Any = run
-    found = write_artefact(of_opened(opened, "a test", {}, count=3), tmp_path / "net.onnx", ask("onnx", rounds=0))
+    found = write_artefact(of_opened(opened, "a test", count=3), tmp_path / "net.onnx", ask("onnx", rounds=0))
     assert found.agreement.relative < 1e-4
 
 

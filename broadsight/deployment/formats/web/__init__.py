@@ -42,11 +42,7 @@ class Web(Format):
 
         A page opened by double-click may load nothing but scripts. The model, the runtime's WebAssembly and the module
         that starts it are therefore scripts too: gzip in base64, in parts. All else is as it lies beside this file.
-
-        Args:
-            program: The path of an ONNX file.
-            path: New, empty, or written by this function, which replaces it.
-            ort_web: The folder of ONNX Runtime Web; without it the cache, or npm.
+        The program is the path of an ONNX file; ort_web is the folder of ONNX Runtime Web, or None for cache or npm.
         """
         check_folder(path)
         runtime = require(description, ort_web)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from broadsight.deployment import FORMATS, capture, open_artefact
-from broadsight.deployment.formats.pt2_inside import (
+from broadsight.deployment.formats.pt2 import (
     CONFIGS,
     CONSTANTS,
     MODEL,
