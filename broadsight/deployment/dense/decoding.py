@@ -24,7 +24,7 @@ def decode(decoding: Mapping[str, Any], outputs: Mapping[str, np.ndarray], place
     """What was found in each image, in its own pixels.
 
     Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
-    "probabilities" (K, H, W) and "classes" (H, W); of pose models "keypoints" (K, 3), x, y and how sure. The outputs come
+    "probabilities" (K, H, W) and "classes" (H, W); of pose models "keypoints" (K, 3), x, y and how sure. Outputs come
     by name, each with a row for every image.
     """
     for name, values in outputs.items():
