@@ -90,14 +90,16 @@ def through_config(entries, folder, tensor, name, content):
     return with_json({**entries, f"{folder}{name}": content}, config, change)
 
 
-def through_formulas(entries, mark):
-    def change(program):
-        for value in program["graph_module"]["graph"]["tensor_values"].values():
-            for side in value["sizes"]:
-                if "as_expr" in side:
-                    side["as_expr"]["expr_str"] = f"__import__('os').mkdir({str(mark)!r}) or Integer(2)"
+def through_program(change):
+    """What `change` makes of the program, for a mark in the file system."""
+    return lambda entries, mark: with_json(entries, MODEL, lambda program: change(program, str(mark)))
 
-    return with_json(entries, MODEL, change)
+
+def formulas(program, mark):
+    for value in program["graph_module"]["graph"]["tensor_values"].values():
+        for side in value["sizes"]:
+            if "as_expr" in side:
+                side["as_expr"]["expr_str"] = f"__import__('os').mkdir({mark!r}) or Integer(2)"
 
 
 def through_guards(entries, mark):
@@ -108,25 +110,21 @@ def through_guards(entries, mark):
     return with_json(entries, MODEL, lambda program: program.update(guards_code=[guard]))
 
 
-def through_operators(entries, mark):
-    inputs = [dict(name="", arg=dict(as_string=str(mark)), kind=1)]
-    return with_json(entries, MODEL, lambda program: nodes(program)[0].update(target="torch.os.mkdir", inputs=inputs))
+def operators(program, mark):
+    inputs = [dict(name="", arg=dict(as_string=mark), kind=1)]
+    nodes(program)[0].update(target="torch.os.mkdir", inputs=inputs)
+
+
+def files(program, mark):
+    names = dict(filename=dict(as_string=mark), shared=dict(as_bool=True), size=dict(as_int=6))
+    inputs = [dict(name=name, arg=arg, kind=1) for name, arg in names.items()]
+    mean = next(node for node in nodes(program) if "mean" in node["target"])
+    mean.update(target="torch.ops.aten.from_file.default", inputs=inputs)
 
 
 def through_names(entries, mark):
     line = f"x=None):\n    __import__('os').mkdir({str(mark)!r})\n    return\ndef f(y"
     return {**entries, MODEL: json.dumps(json.loads(entries[MODEL])).replace('"x"', json.dumps(line)).encode()}
-
-
-def through_files(entries, mark):
-    names = dict(filename=dict(as_string=str(mark)), shared=dict(as_bool=True), size=dict(as_int=6))
-    inputs = [dict(name=name, arg=arg, kind=1) for name, arg in names.items()]
-
-    def change(program):
-        mean = next(node for node in nodes(program) if "mean" in node["target"])
-        mean.update(target="torch.ops.aten.from_file.default", inputs=inputs)
-
-    return with_json(entries, MODEL, change)
 
 
 def through_compiled_code(entries, mark):
@@ -154,11 +152,11 @@ ROUTES = {
     "samples": instead(SAMPLES),
     "old weights": instead(f"{WEIGHTS}model.pt"),
     "old constants": instead(f"{CONSTANTS}model.pt"),
-    "formulas": through_formulas,
+    "formulas": through_program(formulas),
     "guards": through_guards,
-    "operators": through_operators,
+    "operators": through_program(operators),
     "names": through_names,
-    "files": through_files,
+    "files": through_program(files),
     "compiled code": through_compiled_code,
 }
 HARMLESS = {"script objects", "compiled code"}  # of torch's own accord

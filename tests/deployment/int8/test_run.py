@@ -1,6 +1,7 @@
 """Quantising a classifier: what it is calibrated and measured on, which layers stay in float, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from broadsight.runs.classifier import Classifier
 from tests.deployment.int8.models import CLASSES, LAYERS, Colours
 from tests.deployment.tiny import ask, needed
 from tests.refusals import refused
-from tests.training.small_runs import fill, refusal
+from tests.training.small_runs import fill
 
 SIDE = 32
 COSTS = {"a": 0.1, "b": 0.9, "c": 0.2, "d": 0.05, "e": 0.5, "f": 0.01, "g": 0.02, "h": 0.03}
@@ -52,38 +53,27 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def attempts(needed: set[str], limit: float = 1.0):
-    """What `settle` asks for, of a model that loses too much until all those needed are in float."""
-    tried = []
-
-    def attempt(more):
-        tried.append(tuple(more))
-        missing = len(needed - set(more))
-        return Attempt(Path("file"), tuple(more), Answers(np.zeros(1), 90.0), limit + missing if missing else limit)
-
-    return attempt, tried
-
-
-def test_settle__asks_for_no_order_where_nothing_is_lost():
-    attempt, tried = attempts(set())
-    found, errors = settle(attempt, lambda: pytest.fail("ranked in vain"), 1.0)
-    assert found.kept == () and errors == {} and tried == [()]
-
-
 @pytest.mark.parametrize(
-    ("needed", "steps"), [("b", [0, 1]), ("be", [0, 1, 2]), ("c", [0, 1, 2, 4, 3]), ("bca", [0, 1, 2, 4, 3])]
+    ("needed", "steps", "kept"),
+    [
+        ("", [0], 0),  # and no order is asked for
+        ("b", [0, 1], 1),
+        ("be", [0, 1, 2], 2),
+        ("c", [0, 1, 2, 4, 3], 3),
+        ("bca", [0, 1, 2, 4, 3], 4),
+        ("bf", [0, 1, 2, 4], 1),  # half of the layers do not suffice: the best that there was
+    ],
 )
-def test_settle__keeps_as_few_layers_as_do(needed, steps):
-    attempt, tried = attempts(set(needed))
+def test_settle__keeps_as_few_layers_as_do(needed, steps, kept):
+    def attempt(more):
+        """Of a model that loses too much until all those needed are in float."""
+        tried.append(tuple(more))
+        return Attempt(Path("file"), tuple(more), Answers(np.zeros(1), 90.0), 1.0 + len(set(needed) - set(more)))
+
+    tried = []
     found, errors = settle(attempt, lambda: COSTS, 1.0)
-    assert tried == [ORDER[:count] for count in steps] and errors == COSTS
-    assert found.kept == ORDER[: max(ORDER.index(name) for name in needed) + 1]
-
-
-def test_settle__gives_up_at_half_of_the_layers_with_the_best_it_had():
-    attempt, tried = attempts({"b", "f"})
-    found, _ = settle(attempt, lambda: COSTS, 1.0)
-    assert found.lost > 1 and len(found.kept) == 1 and max(map(len, tried)) == 4
+    assert tried == [ORDER[:count] for count in steps] and errors == (COSTS if needed else {})
+    assert found.kept == ORDER[:kept] and (found.lost > 1) == (needed == "bf")
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +97,9 @@ def test_quantiser__what_an_outlier_destroys_stays_in_float(rescued, data):
     assert "conv1: alone it moves the logits by" in text and "100.00 % in float, 100.00 % in int8" in text
     assert "always in float: 2 others (2 for few input channels)" in text
     assert {"calibrating", "accuracy in float", "accuracy in int8", "what conv1 costs"} <= set(steps)
-
-
-def test_quantiser__the_artefact_says_it_too(rescued):
-    found, folder, _ = rescued
     assert sorted(file.name for file in folder.iterdir()) == ["net.onnx", "net.onnx.export.json"]
-    session = open_artefact(folder / "net.onnx", 1)
-    assert session.description == found.description
-    assert session.description.quantised["kept_in_float"] == found.int8["kept_in_float"]
+    description = open_artefact(folder / "net.onnx", 1).description
+    assert description == found.description and description.quantised["kept_in_float"] == said["kept_in_float"]
     record = json.loads((folder / "net.onnx.export.json").read_text())
     assert record["int8"]["bytes"]["int8"] == found.bytes < record["int8"]["bytes"]["float"]
 
@@ -154,48 +139,41 @@ def test_quantiser__openvino(data, tmp_path):
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        (("stages.0.*",), "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
-        (("*",), "--keep-float * leaves none of 6 layers to be int8"),
+        ("stages.0.*", "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
+        ("*", "--keep-float * leaves none of 6 layers to be int8"),
     ],
 )
 def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path, kept, said):
-    quantise = quantised_by(calibrate=str(data), keep_float=kept)
-    assert said in refusal(lambda: quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1)))
+    quantise, session = quantised_by(calibrate=str(data), keep_float=(kept,)), open_artefact(float_file, 1)
+    refused(re.escape(said), quantise, float_file, tmp_path / "net.onnx", session)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def asked():
-    """What `quantiser` says of images that it does not like."""
-    return lambda **options: refusal(lambda: quantised_by(**options))
-
-
-def test_quantiser__images_are_checked_before_anything_slow(asked, tmp_path):
+def test_quantiser__images_are_checked_before_anything_slow(tmp_path):
+    for name, content in (("notes/a.txt", b"none"), ("broken/a.jpg", b"no image"), ("broken/b.png", b"")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
     (tmp_path / "empty").mkdir()
-    said = asked(calibrate=str(tmp_path / "absent"))
-    assert said.startswith("--calibrate") and "no such file or folder" in said
-    assert "folder without images" in asked(calibrate=str(tmp_path / "empty"))
-    (tmp_path / "empty" / "notes.txt").write_text("no image")
-    assert "folder without images" in asked(calibrate=str(tmp_path / "empty"))
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "a.jpg").write_bytes(b"no image")
-    (tmp_path / "broken" / "b.png").touch()
-    assert "none of the 2 images in" in asked(calibrate=str(tmp_path / "broken"))
-    assert "give labelled ones by --data, which measures accuracy too, or any by --calibrate" in asked()
-
-
-def test_quantiser__numbers_are_checked(asked):
-    assert "--calibration-images 0; expected 1 or more" in asked(calibration_images=0)
-    assert "--max-drop -1.0; expected 0 or more" in asked(max_drop=-1.0)
-    assert "--max-drop nan" in asked(max_drop=float("nan"))
-
-
-def test_quantiser__data_of_other_classes_or_lost_data(asked, tmp_path):
+    refused("^--calibrate.*no such file or folder", quantised_by, calibrate=str(tmp_path / "absent"))
+    for name, said in (("empty", "folder without"), ("notes", "folder without"), ("broken", "none of the 2")):
+        refused(f"{said} images", quantised_by, calibrate=str(tmp_path / name))
+    refused("give labelled ones by --data, which measures accuracy too, or any by --calibrate", quantised_by)
     fill(tmp_path / "other", SIDE, cat=2, dog=2)
-    assert "was not trained on: cat, dog" in asked(data=str(tmp_path / "other"))
-    settings = {"data": str(tmp_path / "moved"), "seed": 0}
-    said = asked(run={"broadsight": {"settings": settings, "recipe": {}}})
-    assert "cannot be had" in said and "give labelled images by --data, or any by --calibrate" in said
+    refused("was not trained on: cat, dog", quantised_by, data=str(tmp_path / "other"))
+    run = {"broadsight": {"settings": {"data": str(tmp_path / "moved"), "seed": 0}, "recipe": {}}}
+    refused("cannot be had.*give labelled images by --data, or any by --calibrate", quantised_by, run=run)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"calibration_images": 0}, "--calibration-images 0; expected 1 or more"),
+        ({"max_drop": -1.0}, "--max-drop -1.0; expected 0 or more"),
+        ({"max_drop": float("nan")}, "--max-drop nan"),
+    ],
+)
+def test_request__numbers_are_checked(options, said):
+    refused(said, ask, "onnx", int8=True, **options)
 
 
 def sources_of(data: Path, **options):
