@@ -1,28 +1,44 @@
 """The folder of a page: whole or not there, never over somebody's files, and nothing in it that asks the model."""
 
+import base64
+import hashlib
+import io
 import json
+import os
 import re
+import tarfile
 from importlib.resources import files
 
 import pytest
 
 from broadsight.deployment import FORMATS
 from broadsight.deployment.formats import web as web_format
-from broadsight.deployment.formats.web import check_folder, manifest, model_bytes, require
-from broadsight.deployment.formats.web.runtime import GLUE, SCRIPT, WASM
+from broadsight.deployment.formats.web import (
+    DIGESTS,
+    GLUE,
+    SCRIPT,
+    WASM,
+    check_folder,
+    find_runtime,
+    manifest,
+    model_bytes,
+    require,
+    version,
+)
 from tests.deployment.tiny import described
 from tests.refusals import refused
 
 write = FORMATS["web"].write
+FILES = {SCRIPT: b"/*! ONNX Runtime Web v9.8.7 */", GLUE: b"export default 1", WASM: b"\0asm"}
 MODEL = bytes(range(256)) * 40  # whatever it is, it comes out again
 
 
 @pytest.fixture
 def runtime(tmp_path):
-    folder = tmp_path / "ort"
-    folder.mkdir()
-    for name in (SCRIPT, GLUE, WASM):
-        (folder / name).write_text(f"/*! ONNX Runtime Web v9.8.7 */ {name}")
+    folder = tmp_path / "ort" / "dist"
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
     return folder
 
 
@@ -140,3 +156,100 @@ def test_page__asks_nobody_and_names_its_limits():
     assert set(loaded) <= {*web_format.PAGE, web_format.MANIFEST, f"runtime/{SCRIPT}"} and loaded[-1] == "page.js"
     most = re.search(r"MOST_PIXELS = ([\d_]+)", (page / "images.js").read_text())[1].replace("_", "")
     assert f"up to {int(most) // 10**6} million pixels" in html
+
+
+# ---- The browser's runtime comes from npm once, checked, or from a folder; or one line says what to do
+
+
+@pytest.fixture
+def archive(monkeypatch):
+    """What a registry would send, and is known to be right."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as opened:
+        for name, content in {**FILES, "other.js": b"not wanted"}.items():
+            entry = tarfile.TarInfo(f"package/dist/{name}")
+            entry.size = len(content)
+            opened.addfile(entry, io.BytesIO(content))
+    digest = base64.b64encode(hashlib.sha512(packed.getvalue()).digest()).decode()
+    monkeypatch.setattr(web_format, "INTEGRITY", f"sha512-{digest}")
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+    monkeypatch.setattr(web_format, "DIGESTS", sums)
+    return packed.getvalue()
+
+
+@pytest.fixture
+def npm(tmp_path, monkeypatch):
+    """Puts a program called npm where it is found: a shell script. Every call of it leaves a line in `calls`."""
+    monkeypatch.setenv("BROADSIGHT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin")
+
+    def put(body: str):
+        program = tmp_path / "bin" / "npm"
+        program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "calls"}\n{body}\n')
+        program.chmod(0o755)
+        return tmp_path / "calls"
+
+    return put
+
+
+def test_find__fetched_once_checked_and_kept(tmp_path, npm, archive):
+    (tmp_path / "sent").write_bytes(archive)
+    calls = npm(f"cp {tmp_path / 'sent'} onnxruntime-web-1.30.0.tgz")
+    found = find_runtime()
+    assert found == tmp_path / "cache" / "onnxruntime-web-1.30.0"
+    assert {file.name: file.read_bytes() for file in found.iterdir()} == FILES
+    assert find_runtime() == found
+    assert calls.read_text() == "pack onnxruntime-web@1.30.0 --ignore-scripts --loglevel=error\n"
+    assert version(found) == "9.8.7"
+
+    (found / WASM).write_bytes(b"cut short")
+    assert find_runtime() == found and (found / WASM).read_bytes() == FILES[WASM]
+    assert len(calls.read_text().splitlines()) == 2
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [found.name]
+
+
+def test_find__another_archive_is_refused(tmp_path, npm, archive):
+    (tmp_path / "sent").write_bytes(archive + b"\0")
+    npm(f"cp {tmp_path / 'sent'} onnxruntime-web-1.30.0.tgz")
+    refused("npm gave another onnxruntime-web@1.30.0 than the one that was checked", find_runtime)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("npm error code E404\nnpm error 404 GET https://somewhere.example/x - Not found", "E404"),
+        ("npm ERR! code ENOTFOUND\nnpm ERR! network request to https://somewhere.example/x failed", "ENOTFOUND"),
+        ("something else", "it failed"),
+    ],
+)
+def test_find__npm_fails_without_naming_whom_it_asked(npm, said, reason):
+    npm(f"echo '{said}' >&2; exit 1")
+    refused(
+        rf"^npm cannot fetch onnxruntime-web@1.30.0 \({reason}\); run `npm install .*--ort-web [^:]*$", find_runtime
+    )
+
+
+def test_find__npm_is_slow(npm, monkeypatch):
+    monkeypatch.setattr(web_format, "PATIENCE", 0.2)
+    npm("exec sleep 20")
+    refused(r"npm cannot fetch .* \(no answer within 0.2 seconds\)", find_runtime)
+
+
+def test_find__no_npm(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("BROADSIGHT_CACHE", str(tmp_path / "cache"))
+    refused("there is no npm to fetch it; run `npm install .* then give --ort-web", find_runtime)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_find__given_folder_or_the_one_above(runtime):
+    assert find_runtime(runtime) == find_runtime(runtime.parent) == runtime
+    (runtime / SCRIPT).write_text("/* something else */")
+    words = f"dist/{SCRIPT} is not that of onnxruntime-web; give the folder dist"
+    refused(words, find_runtime, runtime.parent)
+    (runtime / GLUE).unlink()
+    refused(f"--ort-web .*dist has no {GLUE}; give the folder dist of", find_runtime, runtime)
+    assert set(DIGESTS) == {SCRIPT, GLUE, WASM}
+    assert all(len(bytes.fromhex(digest)) == 32 for digest in DIGESTS.values())
