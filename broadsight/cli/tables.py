@@ -1,6 +1,6 @@
 """Tables that commands show: what each column holds says how it stands there."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ FIGURE = dict(justify="right")  # whose heading may be broken
 PATH = dict(overflow="fold")  # shown whole, in several lines if it is long
 
 
-def table(columns: Mapping[str, Mapping[str, Any]], rows: Iterable[Sequence[Any]], title: str | None = None) -> "Table":
+def table(columns: Mapping[str, Mapping[str, Any]], rows: Iterable[Iterable[Any]], title: str | None = None) -> "Table":
     """A table of columns by name, and how they are shown."""
     from rich.table import Table
 

@@ -38,10 +38,12 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
             # Exporters take it apart as well, but choke on views of what it gave; runtimes know the plain form by sight
             part.fused_attn = False
         if size is not None and getattr(part, "dynamic_img_size", False) is True and hasattr(part, "set_input_size"):
-            embed, whole = getattr(part, "patch_embed", None), size
+            embed: Any = getattr(part, "patch_embed", None)
             if getattr(embed, "dynamic_img_pad", False):  # images are padded to whole patches
-                whole = [-(-side // patch) * patch for side, patch in zip(size, embed.patch_size, strict=True)]
-            part.set_input_size(img_size=tuple(whole))
+                whole = (-(-side // patch) * patch for side, patch in zip(size, embed.patch_size, strict=True))
+                part.set_input_size(img_size=tuple(whole))
+            else:
+                part.set_input_size(img_size=size)
     return made
 
 

@@ -213,7 +213,8 @@ def write_artefact(
             description, int8 = quantise(artefact, small, session)
             artefact = small
         if web:
-            form.write(artefact, description, folder / "page", ort_web=request.ort_web)
+            page: Any = form
+            page.write(artefact, description, folder / "page", ort_web=request.ort_web)
             artefact = folder / "page"
         if int8 is not None or web:
             session = form.open(artefact, request.threads)
