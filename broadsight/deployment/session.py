@@ -63,11 +63,7 @@ class Description:
 
 
 class Session:
-    """An artefact in its own runtime: `session(images) -> outputs by name`.
-
-    Args:
-        run: (B, C, H, W) float32 -> the outputs in order.
-    """
+    """An artefact in its own runtime: `session(images) -> outputs by name`. run: (B, C, H, W) float32 -> them in order."""
 
     def __init__(self, description: Description, run: Callable[[np.ndarray], Sequence[np.ndarray]]):
         self.description, self._run = description, run

@@ -46,10 +46,9 @@ class Subject:
 
 
 def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = (), count: int = 8) -> Subject:
-    """A classifier, on the CPU.
+    """A classifier, on the CPU; `command` asked for it.
 
     Args:
-        command: That asked for it, for the provenance.
         images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
         count: Of images to try.
     """

@@ -58,8 +58,7 @@ def test_list(call, tmp_path):
         code, out, err = call(*given)
         assert code == 0 and not err
         assert all(name in out for name in MEASURES)
-    code, out, _ = call("list", "--json")
-    entries = json.loads(out)
+    entries = json.loads(call("list", "--json")[1])
     assert [entry["name"] for entry in entries] == MEASURES
     assert entries[0].keys() >= {"about", "needs", "examples", "source", "images", "least", "labels", "options"}
     assert call("list", "--json", "list.json")[0] == 0
@@ -83,12 +82,13 @@ def test_writes_figures_and_record(call, runs, images, tmp_path):
 
 
 def test_folders_are_numbered_and_never_overwritten(call, runs, images, undrawn, tmp_path):
+    given = "entropy", runs[0], "--data", images, *SMALL
     for number in (1, 2):
-        assert call("entropy", runs[0], "--data", images, *SMALL)[0] == 0
+        assert call(*given)[0] == 0
         assert (tmp_path / "analyses" / f"entropy-vit-{number}" / "analysis.json").is_file()
     (tmp_path / "empty").mkdir()
-    assert call("entropy", runs[0], "--data", images, "--out", "empty", *SMALL)[0] == 0
-    code, _, err = call("entropy", runs[0], "--data", images, "--out", "empty", *SMALL)
+    assert call(*given, "--out", "empty")[0] == 0
+    code, _, err = call(*given, "--out", "empty")
     assert code == 2 and "is not an empty folder" in err and err.count("\n") == 1
 
 
@@ -116,12 +116,10 @@ def test_random_weights_are_said_everywhere(call, undrawn, tmp_path):
 def test_weights_of_a_file(call, runs, images, undrawn, tmp_path):
     weights = f"{runs[1]}/model.safetensors"
     given = ("--data", images, "--model-args", "num_classes=2", *SMALL, "--size", SIZE, "--json", "-")
-    code, out, err = call("variance", f"test_resnet@{weights}", "--out", "a", *given)
-    assert code == 0, err
-    by_name = json.loads(out)["models"][0]
-    assert by_name["weights"] == weights
-    code, out, _ = call("variance", "test_resnet", "--checkpoint", weights, "--out", "b", *given)
-    assert json.loads(out)["models"][0]["result"] == by_name["result"]
+    named = "variance", f"test_resnet@{weights}", "--out", "a"
+    option = "variance", "test_resnet", "--checkpoint", weights, "--out", "b"
+    one, other = (json.loads(call(*words, *given)[1])["models"][0] for words in (named, option))
+    assert one["weights"] == weights and other["result"] == one["result"]
 
 
 @pytest.mark.parametrize(

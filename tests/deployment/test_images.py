@@ -70,7 +70,7 @@ def test_image_to_images__by_hand():
     assert found == pytest.approx(np.broadcast_to(np.array(expected)[:, None, None], (3, 8, 8)), abs=1e-6)
 
 
-def test_image_to_images__upright():
+def test_image_to_images__upright_and_by_several_threads():
     """A note in the file says that the image lies on its side."""
     image, file = noise(24, 40), io.BytesIO()
     exif = Image.Exif()
@@ -80,10 +80,6 @@ def test_image_to_images__upright():
     turned = prepare(Image.open(io.BytesIO(file.getvalue())))
     assert np.array_equal(turned, prepare(image.transpose(Image.Transpose.ROTATE_270)))
     assert not np.array_equal(turned, prepare(image))
-
-
-def test_image_to_images__several_threads():
-    prepare = image_to_images(described(Transforms(24)))
     images = [noise(50, 40, seed=seed) for seed in range(24)]
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(prepare, images))

@@ -67,13 +67,11 @@ def test_export__what_differs_is_not_written(subject, target, monkeypatch, amoun
     assert [*target.parent.iterdir()] == [target] and target.read_text() == "an earlier one"
 
 
-def test_export__a_small_difference_passes(subject, target, monkeypatch):
-    monkeypatch.setattr(OPEN, shifted(FORMATS["pt2"].open, 1e-6))
+def test_export__small_differences_pass_and_those_of_weights_that_magnify_rounding(subject, target, monkeypatch):
+    original = FORMATS["pt2"].open
+    monkeypatch.setattr(OPEN, shifted(original, 1e-6))
     assert 5e-7 < write_artefact(subject, target, ask("pt2", rounds=0)).agreement.largest < 5e-6
-
-
-def test_export__weights_that_magnify_rounding_are_told_from_a_wrong_artefact(subject, target, monkeypatch):
-    monkeypatch.setattr(OPEN, shifted(FORMATS["pt2"].open, 0.5))
+    monkeypatch.setattr(OPEN, shifted(original, 0.5))
     monkeypatch.setattr("broadsight.deployment.run.rounding_of", lambda model, batches: 100.0)
     found = write_artefact(subject, target, ask("pt2", rounds=0))
     assert found.agreement.relative > 1e-3 and found.agreement.rounding == 100

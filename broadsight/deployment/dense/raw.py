@@ -54,14 +54,11 @@ def check_exportable(head: str, task: str) -> None:
 
 
 def raw_model(run: DenseModel, *, canvas: tuple[int, int] | None = None) -> RawModel:
-    """The part of a dense model that runtimes execute.
-
-    Decoding and suppression of boxes are left out: they depend on what was found, which no graph of a fixed shape
-    can. Another size of images is that of the run: `open_dense(path, size=...)`.
+    """The part of a dense model that runtimes execute: without decoding and suppression of boxes, which depend on what
+    was found, as no graph of a fixed shape can.
 
     Args:
-        canvas: (height, width) that every image is fitted into if sizes are not left open; by default a square. For
-            models that resize images to one size whatever their aspect, there is nothing to choose.
+        canvas: (height, width) that images are fitted into if sizes are not left open, where the model lets one choose.
     """
     check_exportable(run.head, run.task)
     model = deepcopy(run.model).cpu().float().eval().requires_grad_(False)
@@ -114,12 +111,12 @@ def _default_boxes(run: DenseModel, model: Any) -> RawModel:
 
 def _of_anchors(model: Any, scores: str, levels: list[Said], offset: float, coder: Any) -> Said:
     """How boxes come from anchors and are suppressed. coder: of boxes as deltas; None where they are distances."""
-    return {
+    boxes: Said = {"coder": "distances", "weights": None, "largest_growth": None}
+    if coder is not None:
+        boxes = {"coder": "deltas", "weights": list(coder.weights), "largest_growth": coder.bbox_xform_clip}
+    return boxes | {
         "kind": "anchors",
         "scores": scores,
-        "coder": "distances" if coder is None else "deltas",
-        "weights": None if coder is None else list(coder.weights),
-        "largest_growth": None if coder is None else coder.bbox_xform_clip,
         "offset": offset,
         "levels": levels,
         "classes": model.num_classes,

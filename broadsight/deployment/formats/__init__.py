@@ -43,11 +43,7 @@ class Format:
         raise NotImplementedError
 
     def open(self, path: str | Path, threads: int | None = None) -> Session:
-        """A file of this format in its runtime, on the CPU; what is inside is checked first.
-
-        Args:
-            threads: For the runtime's operators; None leaves them to the runtime.
-        """
+        """A file of this format in its runtime, on the CPU, with so many threads; what is inside is checked first."""
         try:
             return self.load(Path(path), threads)
         except OSError:
@@ -120,7 +116,8 @@ def of_file(path: str | Path) -> Format:
 def open_artefact(path: str | Path, threads: int | None = None) -> Session:
     """A file that `broadsight export` wrote, or the folder of a web page, in its own runtime on the CPU.
 
-    threads: for the runtime's operators; None leaves them to the runtime.
+    Args:
+        threads: For the runtime's operators; None leaves them to the runtime.
     """
     form = of_file(path)
     if not Path(path).exists():

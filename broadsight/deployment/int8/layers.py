@@ -31,13 +31,8 @@ class Product:
 
 
 class Calibrated(ABC):
-    """A model in float whose ranges of values are known, ready to be written in int8 as often as wanted.
-
-    Args:
-        source: A float file of ours.
-        calibration: Normalised images (N, C, H, W) of the kind that the model will see, or what makes slices of them.
-        threads: For `alone`; None leaves them to the runtime.
-    """
+    """A float file of ours whose ranges of values are known by images (N, C, H, W) of the kind that the model will see,
+    an array or what makes slices of one; ready to be written in int8 as often as wanted."""
 
     def __init__(self, source: Path, calibration: Any, threads: int | None = None):
         if not len(calibration):

@@ -56,12 +56,9 @@ def test_moved__by_hand():
     assert moved(np.full((2, 2), np.nan), expected) == float("inf")
 
 
-def test_layers__what_gains_nothing_is_passed_over(calibrated):
+def test_layers__what_gains_nothing_is_passed_over_and_something_must_be_left(form, calibrated, source, tmp_path):
     assert tuple(calibrated.layers) == LAYERS  # dw lies between two that are int8, lone does not
     assert calibrated.passed_over == {"stem": SHALLOW, "lone": SHALLOW}
-
-
-def test_write__nothing_left_is_refused(form, calibrated, source, tmp_path):
     refused("no layer is left", calibrated.write, tmp_path / f"none{form.suffix}", LAYERS)
     refused("no images to calibrate with", form.calibrated, source, noise()[:0])
     assert not list(tmp_path.iterdir())
