@@ -63,7 +63,7 @@ class Description:
 
 
 class Session:
-    """An artefact in its own runtime: `session(images) -> outputs by name`. run: (B, C, H, W) float32 -> them in order."""
+    """An artefact in its own runtime: `session(images) -> outputs by name`. `run` gives them in order."""
 
     def __init__(self, description: Description, run: Callable[[np.ndarray], Sequence[np.ndarray]]):
         self.description, self._run = description, run
