@@ -85,7 +85,7 @@ def test_write__soft_maxes_behind_convolutions_run_over_columns(tmp_path):
     check(open_artefact(written("executorch", tmp_path, columns, described(any_batch=False))), columns)
 
 
-def test_open__what_is_no_whole_program(artefact, tmp_path):
+def test_open__refuses_what_is_no_whole_program_and_backends_that_are_not_ours(artefact, tmp_path):
     content = artefact.read_bytes()
     path = tmp_path / "net.pte"
     flipped = bytearray(content)
@@ -93,13 +93,8 @@ def test_open__what_is_no_whole_program(artefact, tmp_path):
     for changed in (b"", content[:20], content[: len(content) // 2], bytes(flipped), content + b"x", b"PK" + content):
         path.write_bytes(changed)
         refused(r"net\.pte cannot be opened", open_artefact, path)
-
-
-def test_open__a_program_names_no_files_and_no_backends_but_ours(artefact, tmp_path):
-    """All that a program can ask for is what the runtime brings along."""
-    content = artefact.read_bytes()
+    # All that a program can ask for is what the runtime brings along.
     assert b"XnnpackBackend" in content
-    path = tmp_path / "net.pte"
     program = content.rpartition(SEAL)[0]
     path.write_bytes(sealed(program.replace(b"XnnpackBackend", b"StrangeBackend")))
     refused(r"net\.pte cannot be opened", open_artefact, path)
