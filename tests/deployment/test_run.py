@@ -112,6 +112,8 @@ def test_check_target(tmp_path):
     refused(r"ending in \.pt2", check_target, tmp_path / "net.onnx", form)
     refused("is a folder", check_target, tmp_path / "folder.pt2", form)
     refused("is a file", check_target, tmp_path / "file" / "net.pt2", form)
+    words = "is not empty and not the folder of such a page"
+    refused(words, check_target, tmp_path, FORMATS["web"])
 
 
 def test_provenance__has_a_digest_of_the_weights(subject):

@@ -162,6 +162,7 @@ def test_quantiser__images_are_checked_before_anything_slow(tmp_path):
     refused("was not trained on: cat, dog", quantised_by, data=str(tmp_path / "other"))
     run = {"broadsight": {"settings": {"data": str(tmp_path / "moved"), "seed": 0}, "recipe": {}}}
     refused("cannot be had.*give labelled images by --data, or any by --calibrate", quantised_by, run=run)
+    assert of_classifier(classifier_of(run=run), "a test", count=1).shown == "drawn scenes"
 
 
 @pytest.mark.parametrize(
