@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..deployment import Description, capture, open_artefact, rounding_of
+from ..deployment import Description, capture, open_artefact, prepare, rounding_of
 from ..deployment.agreement import allowance
 from ..deployment.formats import FORMATS, need, runtimes
-from ..deployment.preparation import prepare
 from ..files import move_together
 from .settings import Settings
 

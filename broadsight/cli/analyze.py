@@ -7,10 +7,9 @@ from ..analysis.request import Request
 from ..files import check_writable
 from ..visual.terminal import print_json, show
 from .parser import DONE, INTERRUPTED
+from .tables import NAME, NUMBER, TEXT, columns, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..analysis.run import Analysis
 
 
@@ -22,9 +21,7 @@ def analyze(request: Request) -> int:
         return _list(request.json)
     found = api.analyze(request, progress=True, keep=True)
     if request.json != "-":
-        for table in _tables(found):
-            show(table, whole=True)
-        print(f"written: {found.folder} (figure.png, figure.svg, analysis.json)")
+        _show(found)
     return INTERRUPTED if found.interrupted else DONE
 
 
@@ -40,36 +37,22 @@ def _list(path: str | None) -> int:
         ]
         print_json(entries, path)
         return DONE
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("measure", no_wrap=True)
-    for name in ("says", "needs", "from", "options"):
-        table.add_column(name)
-    for one in MEASURES.values():
-        table.add_row(one.name, one.about, one.thing, one.source, ", ".join(one.options) or "-")
-    show(table)
+    rows = [(one.name, one.about, one.thing, one.source, ", ".join(one.options) or "-") for one in MEASURES.values()]
+    show(table({"measure": NAME, **columns(TEXT, "says", "needs", "from", "options")}, rows))
     print("broadsight analyze MEASURE MODEL|RUN... --data DATA    # docs/analysis.md says how to read them")
     return DONE
 
 
-def _tables(analysis: "Analysis") -> list["Table"]:
+def _show(analysis: "Analysis") -> None:
     """For each model what was measured."""
-    from rich.table import Table
-
-    tables = []
     for label, result in analysis.results.items():
-        columns, rows = analysis.measure.rows(result)
-        table = Table(title=f"{analysis.measure.name}: {label}", title_justify="left")
-        for place, name in enumerate(columns):
-            table.add_column(name, justify="right" if place else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(_cell, row))
-        tables.append(table)
-    return tables
+        (first, *others), rows = analysis.measure.rows(result)
+        shown = {first: NAME, **columns(NUMBER, *others)}
+        show(table(shown, [map(_cell, row) for row in rows], f"{analysis.measure.name}: {label}"), whole=True)
+    print(f"written: {analysis.folder} (figure.png, figure.svg, analysis.json)")
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return "-" if value != value else f"{value:.4g}"
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if value is None or value != value:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

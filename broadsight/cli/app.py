@@ -4,11 +4,11 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 from ..app.request import Request
 from ..errors import printable
 from ..options import TIMM_NAMES
+from ..visual.terminal import note
 from .parser import DONE
 
 
@@ -35,8 +35,8 @@ def app(request: Request) -> int:
         size=request.size,
         device=request.device,
     )
-    for note in candidates.notes:
-        print(f"note: {printable(note)}", file=sys.stderr)
+    for one in candidates.notes:
+        note(one)
     if candidates.untrained:
         names = printable(", ".join(candidates.untrained))
         print(f"note: {names}: random weights, the answers mean nothing; `broadsight train` makes trained ones")

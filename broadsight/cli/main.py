@@ -7,54 +7,22 @@ import os
 import shlex
 import sys
 import traceback
+from importlib import import_module
 from io import TextIOWrapper
 
 from .. import __version__
 from ..errors import is_usage, one_line, printable, unknown
-from .analyze import analyze
-from .app import app
-from .bench import bench
-from .convert import convert
-from .evaluate import eval
-from .explain import explain
-from .export import export
-from .gallery import gallery
-from .models import models
 from .parser import DONE, FAILED, INTERRUPTED, WRONG_USAGE, Command, overview, parse, request_of
-from .predict import predict
-from .recipes import recipes
-from .report import report
-from .train import train
-from .verify import verify
 
+NAMES = ("models", "verify", "bench", "export", "train", "eval", "predict", "report", "analyze", "explain", "gallery")
 COMMANDS: dict[str, Command] = {
-    "models": models,
-    "verify": verify,
-    "bench": bench,
-    "export": export,
-    "train": train,
-    "eval": eval,
-    "predict": predict,
-    "report": report,
-    "analyze": analyze,
-    "explain": explain,
-    "gallery": gallery,
-    "recipes": recipes,
-    "convert": convert,
-    "app": app,
+    name: getattr(import_module(f".{name}", __package__), name) for name in (*NAMES, "recipes", "convert", "app")
 }
 CONFIGURED = {"bench", "train", "eval", "analyze"}  # take their options from a YAML file as well
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: What follows `broadsight` on the command line; taken from the process if None.
-
-    Returns:
-        The exit code: 0 done, 1 failed while working, 2 wrong usage, 130 interrupted.
-    """
+    """Run one command: what follows `broadsight` on the command line, of this process if None. -> the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     if argv is None and isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no Unicode
@@ -72,8 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if is_usage(error):
             return _complain(one_line(error), WRONG_USAGE, debug)
-        where = "" if debug else "; --debug shows where"
-        return _complain(one_line(error) + where, FAILED, debug)
+        return _complain(one_line(error) + ("" if debug else "; --debug shows where"), FAILED, debug)
 
 
 def _run(argv: list[str], typed: str) -> int:

@@ -7,6 +7,7 @@ from ..errors import UsageError, nearest
 from ..papers.request import ModelsRequest
 from ..visual.terminal import number, progress_bar, show
 from .parser import DONE
+from .tables import NAME, NUMBER, TEXT, columns, table
 
 
 def models(request: ModelsRequest) -> int:
@@ -33,19 +34,13 @@ def models(request: ModelsRequest) -> int:
     if request.json:
         print(json.dumps(rows, indent=2))
         return DONE
-    from rich.table import Table
-
-    table = Table()
-    for name in ("model", "family"):
-        table.add_column(name, no_wrap=True)
-    for name in ("params M", "paper M", "MACs G", "paper G", "paper top-1 %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("source")
+    shown = []
     for row in rows:
         cells = [number(row["params"], 1e6), number(row["paper_params_m"]), number(row["macs"], 1e9)]
         cells += [number(row["paper_macs_g"]), number(row["paper_top1"], digits=1)]
-        table.add_row(row["model"], row["family"], *cells, row["source"])
-    show(table)
+        shown.append([row["model"], row["family"], *cells, row["source"]])
+    figures = columns(NUMBER, "params M", "paper M", "MACs G", "paper G", "paper top-1 %")
+    show(table({**columns(NAME, "model", "family"), **figures, "source": TEXT}, shown))
     return DONE
 
 
@@ -64,16 +59,8 @@ def _foreign(pattern: str, known: set[str]) -> list[dict[str, Any]]:
             with torch.device("meta"):
                 model: Any = timm.create_model(name)
             channels, height, width = model.pretrained_cfg["input_size"]
-            rows.append(
-                {
-                    "model": name,
-                    "family": type(model).__module__.rpartition(".")[2],
-                    "params": sum(p.numel() for p in model.parameters()),
-                    "macs": executed_macs(model, (height, width), channels),
-                    "paper_params_m": None,
-                    "paper_macs_g": None,
-                    "paper_top1": None,
-                    "source": "timm",
-                }
-            )
+            found = dict(model=name, family=type(model).__module__.rpartition(".")[2], source="timm")
+            found |= dict.fromkeys(("paper_params_m", "paper_macs_g", "paper_top1"))
+            found["params"] = sum(p.numel() for p in model.parameters())
+            rows.append(found | {"macs": executed_macs(model, (height, width), channels)})
     return rows

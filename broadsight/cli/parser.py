@@ -37,10 +37,6 @@ class ConfigFile(ActionConfigFile):
             parser.error(f"--config {name!r} has a zero byte in it, which no name has; leave that out")
         if not os.path.exists(name):
             parser.error(f"--config {name}: there is no such file; expected a YAML file")
-        self._check_names(parser, name)
-        super().__call__(parser, cfg, values, option_string)
-
-    def _check_names(self, parser: Any, name: str) -> None:
         import yaml
 
         try:
@@ -53,6 +49,7 @@ class ConfigFile(ActionConfigFile):
             if key not in parser.settings:
                 hint = f" (did you mean {flag(near[0])}?)" if (near := nearest(key, parser.settings)) else ""
                 parser.error(f"--config {name}: there is no option {key!r}{hint}")
+        super().__call__(parser, cfg, values, option_string)
 
 
 class Parser(ArgumentParser):
@@ -63,39 +60,19 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         mark = "unrecognized arguments: "
         if message.startswith(mark):
-            message += self._hint(message.removeprefix(mark).split()[0].partition("=")[0])
+            unknown = message.removeprefix(mark).split()[0].partition("=")[0]
+            known = {one.flag: one for one in self.settings.values()}
+            for near in nearest(unknown, known or ("--version", "--help"))[:1]:
+                one = known.get(near)
+                named = one is not None and one.how.positional
+                message += f" ({one.called} comes without --)" if named else f" (did you mean {near}?)"
         message = message.removeprefix('Parser key "config": ')
         raise UsageError(f"{message}; see `{self.prog} --help`")
-
-    def _hint(self, unknown: str) -> str:
-        """What may have been meant by an unknown option."""
-        known = {one.flag: one for one in self.settings.values()}
-        near = nearest(unknown, known or ("--version", "--help"))
-        if not near:
-            return ""
-        one = known.get(near[0])
-        return f" ({one.called} comes without --)" if one and one.how.positional else f" (did you mean {near[0]}?)"
 
 
 def request_of(command: Command) -> type[Options]:
     """The class of the Request that a command takes."""
     return inspect.signature(command, eval_str=True).parameters["request"].annotation
-
-
-def command_parser(name: str, kind: type[Options], configured: bool) -> Parser:
-    """The parser of one command.
-
-    Args:
-        configured: Whether it takes its options from a YAML file as well.
-    """
-    parser = Parser(prog=f"broadsight {name}", description=description(kind), allow_abbrev=False)
-    parser.settings = kind.settings()
-    if configured:
-        about = "YAML file with these options; --print_config shows one"
-        parser.add_argument("--config", action=ConfigFile, help=about)
-    for setting in parser.settings.values():
-        _add(parser, setting)
-    return parser
 
 
 def _add(parser: Parser, setting: Setting) -> None:
@@ -104,7 +81,9 @@ def _add(parser: Parser, setting: Setting) -> None:
     if how.metavar:
         options["metavar"] = how.metavar
     if not setting.required:
-        options["default"] = _shown_default(setting)
+        options["default"] = None if setting.pairs else setting.default
+        if setting.plural:
+            options["default"] = ",".join(map(str, setting.default)) or None
     if how.positional:  # what is missing is noticed later; a default would override what a --config file says
         options |= {"nargs": "*" if setting.plural else "?", "default": SUPPRESS}
         if setting.plural:
@@ -136,17 +115,8 @@ class _Reader:
         kind = self.setting.kind
         if get_origin(kind) is Literal:
             return "{" + ",".join(map(str, get_args(kind))) + "}"
-        return (
-            "text"
-            if self.setting.plural or self.setting.pairs or kind in (str, Any)
-            else getattr(kind, "__name__", "text")
-        )
-
-
-def _shown_default(setting: Setting) -> Any:
-    if setting.plural:
-        return ",".join(map(str, setting.default)) or None
-    return None if setting.pairs else setting.default
+        text = self.setting.plural or self.setting.pairs or kind in (str, Any)
+        return "text" if text else getattr(kind, "__name__", "text")
 
 
 def description(kind: type[Options]) -> str:
@@ -167,18 +137,16 @@ def overview(commands: Mapping[str, type[Options]], version: str) -> Parser:
 
 
 def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, typed: str) -> Asked:
-    """The Request that a command line makes.
-
-    Args:
-        argv: What follows the command.
-        typed: The whole command line, for records.
-
-    Raises:
-        SystemExit: After --help and --print_config.
-    """
+    """The Request that `argv`, behind the command, makes; if `configured` with --config. `typed` is for records."""
     settings = kind.settings()
     argv = names_first(together(list(argv), settings), settings)
-    parser = command_parser(name, kind, configured)
+    parser = Parser(prog=f"broadsight {name}", description=description(kind), allow_abbrev=False)
+    parser.settings = settings
+    if configured:
+        about = "YAML file with these options; --print_config shows one"
+        parser.add_argument("--config", action=ConfigFile, help=about)
+    for setting in settings.values():
+        _add(parser, setting)
     try:
         found = parser.parse_args(argv).as_dict()
         found.pop("config", None)
@@ -193,33 +161,28 @@ def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, t
 def together(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
     """Pairs of key=value as one JSON list at the end, however often and wherever an option named some."""
     flags = {one.flag for one in settings.values() if one.pairs}
-    rest, pairs = [], {}
-    position = 0
-    while position < len(argv):
-        option, equals, value = argv[position].partition("=")
-        position += 1
+    rest, pairs, left = [], {}, list(argv)
+    while left:
+        word = left.pop(0)
+        option, equals, value = word.partition("=")
         if option not in flags:
-            rest.append(argv[position - 1])
+            rest.append(word)
             continue
         given = pairs.setdefault(option, [])
         if equals:
             given.append(value)
             continue
-        start = position
-        while position < len(argv) and "=" in argv[position] and not argv[position].startswith("--"):
-            position += 1
-        given += argv[start:position]
-        if start == position:
-            came = f"{argv[position]!r}" if position < len(argv) else "nothing"
+        if not left or "=" not in left[0] or left[0].startswith("--"):
+            came = repr(left[0]) if left else "nothing"
             raise UsageError(f"{option} is followed by {came}; expected key=value, such as {option} epochs=10")
+        while left and "=" in left[0] and not left[0].startswith("--"):
+            given.append(left.pop(0))
     return rest + [text for option, given in pairs.items() for text in (option, json.dumps(given))]
 
 
 def names_first(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
-    """Names before options, for commands that take names of two kinds.
-
-    Else argparse, up to Python 3.11, takes what comes behind an option for too many: RUN --top 3 IMAGE.
-    """
+    """Names before options, for commands that take names of two kinds: argparse, up to Python 3.11, takes what comes
+    behind an option for too many, as in RUN --top 3 IMAGE."""
     if "--" in argv or sum(one.how.positional for one in settings.values()) < 2:
         return argv
     valued = {"--config": False}  # options that take a value, and whether they can do without

@@ -9,6 +9,7 @@ from ..files import check_writable
 from ..prediction.request import Request
 from ..visual.terminal import note, print_json, progress_bar, show
 from .parser import DONE, FAILED
+from .tables import PATH, columns, table
 
 FEW = 50  # images that are all shown
 
@@ -21,17 +22,16 @@ def predict(request: Request) -> int:
     from ..runs.dense_model import DenseModel
 
     with opened(request, note) as (run, source):
-        show_run = _find if isinstance(run, DenseModel) else _classify
-        return show_run(request, run, source)
+        return (_find if isinstance(run, DenseModel) else _classify)(request, run, source)
 
 
 def _classify(request: Request, classifier: Any, source: Any) -> int:
     from ..prediction.classification import FEW, Summary
     from ..prediction.run import classify
 
-    files = list(request.outputs.values())
-    printed, many = "-" in files, len(source) > FEW
-    summary = Summary(len(source))
+    files, images = list(request.outputs.values()), len(source)
+    printed, many = "-" in files, images > FEW
+    summary = Summary(images)
     with ExitStack() as stack:
         # on the terminal that predictions are printed to, it would be in the way
         bar: Any = nullcontext(lambda *_: None) if printed and sys.stdout.isatty() else progress_bar()
@@ -39,21 +39,17 @@ def _classify(request: Request, classifier: Any, source: Any) -> int:
         for _ in stack.enter_context(closing(classify(request, classifier, source, progress, summary))):
             pass
     if not printed:
-        _show_summary(summary, len(source), files, many)
+        if not (many and files):
+            show(summary.table())
+        if many and summary.read:
+            show(summary.class_table())
+        if many and not files:
+            print(f"the first {len(summary.first)} of {images:,} images; --csv FILE or --json FILE has all of them")
+        for path in files:
+            print(f"written: {path}")
     for line in summary.complaints():
         print(line, file=sys.stderr)
     return DONE if summary.read else FAILED
-
-
-def _show_summary(summary: Any, images: int, files: list[str], many: bool) -> None:
-    if not (many and files):
-        show(summary.table())
-    if many and summary.read:
-        show(summary.class_table())
-    if many and not files:
-        print(f"the first {len(summary.first)} of {images:,} images; --csv FILE or --json FILE has all of them")
-    for path in files:
-        print(f"written: {path}")
 
 
 def _find(request: Request, run: Any, source: Any) -> int:
@@ -64,24 +60,12 @@ def _find(request: Request, run: Any, source: Any) -> int:
     if request.json == "-":
         print_json(findings.entries, "-")
     else:
-        _show_findings(findings.rows)
+        show(table(columns(PATH, "file", "found"), [map(printable, row) for row in findings.rows[:FEW]]))
+        if len(findings.rows) > FEW:
+            print(f"and {len(findings.rows) - FEW:,} more")
     for name, reason in findings.errors.items():
         print(f"cannot be read: {printable(name)}: {printable(reason)}", file=sys.stderr)
     if request.out is not None:
         what = "images and masks/" if run.task == "segment" else "images and results.json"
         print(f"drawn: {request.out} ({what})")
     return DONE if findings.rows else FAILED
-
-
-def _show_findings(rows: list[tuple[str, str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    table.add_column("file", overflow="fold")
-    table.add_column("found", overflow="fold")
-    for name, words in rows[:FEW]:
-        table.add_row(Text(printable(name)), Text(printable(words)))
-    show(table)
-    if len(rows) > FEW:
-        print(f"and {len(rows) - FEW:,} more")

@@ -8,34 +8,27 @@ from ..errors import nearest
 from ..training.request import RecipesRequest
 from ..visual.terminal import show
 from .parser import DONE
+from .tables import NAME, NUMBER, TEXT, columns, table
 
 
 def recipes(request: RecipesRequest) -> int:
     """Show the recipes whose names match."""
-
     from ..training.recipes import find, names
 
     pattern = request.pattern
     chosen = [find(name) for name in names() if pattern is None or fnmatch(name, pattern)]
     if not chosen:
-        raise ValueError(
-            f"no recipe matches {pattern!r}; nearest: {', '.join(nearest(pattern or '', names(), alike=0))}"
-        )
+        near = ", ".join(nearest(pattern or "", names(), alike=0))
+        raise ValueError(f"no recipe matches {pattern!r}; nearest: {near}")
     if request.json:
         print(json.dumps([asdict(entry) for entry in chosen], indent=2))
         return DONE
-    from rich.table import Table
-
-    table = Table()
-    for name in ("recipe", "model", "data"):
-        table.add_column(name, no_wrap=True)
-    for name in ("epochs", "pixels", "cost", "paper"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("about")
+    rows = []
     for entry in chosen:
         recipe = entry.recipe
         model = " + ".join(filter(None, [entry.model or "any", entry.pool, entry.neck, entry.head]))
         figures = [str(recipe.epochs + recipe.cooldown_epochs), str(recipe.image_size or "-"), entry.cost or "-"]
-        table.add_row(entry.name, model, entry.data or "any", *figures, entry.reported() or "-", entry.about)
-    show(table)
+        rows.append([entry.name, model, entry.data or "any", *figures, entry.reported() or "-", entry.about])
+    figures = columns(NUMBER, "epochs", "pixels", "cost", "paper")
+    show(table({**columns(NAME, "recipe", "model", "data"), **figures, "about": TEXT}, rows))
     return DONE

@@ -4,10 +4,10 @@ import os
 import sys
 from typing import Any
 
-from ..errors import printable
 from ..training.request import Request
-from ..visual.terminal import number, show
+from ..visual.terminal import note, number, show
 from .parser import DONE
+from .tables import NAME, NUMBER, TEXT, columns, table
 
 
 def train(request: Request) -> int:
@@ -29,18 +29,14 @@ def train(request: Request) -> int:
 def _conclude(outcomes: list[Any]) -> None:
     """Say how well a run went, beside its twin if there is one, and what to do next."""
     if len(outcomes) > 1:
-        from rich.table import Table
-
-        table = Table()
-        table.add_column("model")
-        for name in (f"{outcomes[0].goal} %", "best epoch", "parameters M", "minutes", "run"):
-            table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
+        rows = []
         for outcome in outcomes:
             progress = outcome.progress
             epoch = str(progress.best_epoch) if progress.best is not None else "-"
-            figures = [number(progress.best), epoch, number(outcome.parameters, 1e6)]
-            table.add_row(outcome.title, *figures, number(outcome.seconds, 60, 1), str(outcome.folder))
-        show(table, whole=True)
+            figures = [number(progress.best), epoch, number(outcome.parameters, 1e6), number(outcome.seconds, 60, 1)]
+            rows.append([outcome.title, *figures, str(outcome.folder)])
+        figures = columns(NUMBER, f"{outcomes[0].goal} %", "best epoch", "parameters M", "minutes")
+        show(table({"model": TEXT, **figures, "run": NAME}, rows), whole=True)
     first = outcomes[0]
     progress = first.progress
     skipped = f"; {len(progress.skipped)} images could not be read, see skipped.json" if progress.skipped else ""
@@ -54,8 +50,8 @@ def _conclude(outcomes: list[Any]) -> None:
         print("next: broadsight train PATH/TO/YOUR/IMAGES    # one folder per class; --help lists what can be changed")
     else:
         print(f"next: broadsight predict {first.folder} PATH/TO/YOUR/IMAGES --out DIR    # draws what it finds")
-    for note in first.notes:
-        if note.startswith("no report"):
-            print(f"note: {printable(note)}", file=sys.stderr)
+    for one in first.notes:
+        if one.startswith("no report"):
+            note(one)
     if first.report:
         print(f"report: {first.report}    # open it in a browser")

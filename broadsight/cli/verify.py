@@ -1,6 +1,7 @@
 """The command that recomputes the papers' figures: verify."""
 
 import json
+from collections import Counter
 from dataclasses import asdict
 
 from ..errors import UsageError
@@ -18,12 +19,11 @@ def verify(request: VerifyRequest) -> int:
 
     with progress_bar() as progress:
         checks = run(list(request.families), progress)
-    found = {
-        status: sum(check.status == status for check in checks) for status in ("match", "explained", "not run", "miss")
-    }
+    count = Counter(check.status for check in checks)
     if request.json:
         print(json.dumps([asdict(check) for check in checks], indent=2))
     else:
         show(render(checks))
-        print(f"{len(checks)} figures: " + ", ".join(f"{number} {status}" for status, number in found.items()))
-    return FAILED if found["miss"] else DONE
+        kinds = ("match", "explained", "not run", "miss")
+        print(f"{len(checks)} figures: " + ", ".join(f"{count[status]} {status}" for status in kinds))
+    return FAILED if count["miss"] else DONE

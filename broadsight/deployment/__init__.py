@@ -4,11 +4,8 @@ from .. import lazy
 
 _PUBLIC = {
     "agreement": "Agreement compare rounding_of",
-    "graph": "capture",
-    "description": "Description",
+    "graph": "capture prepare",
     "formats": "FORMATS need open_artefact",
-    "preparation": "prepare",
-    "session": "Session",
+    "session": "Description Session",
 }
-
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

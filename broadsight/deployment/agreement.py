@@ -17,21 +17,13 @@ ALLOWED = 10  # how many times as far as that an artefact may then be, which rou
 
 @dataclass(frozen=True)
 class Agreement:
-    """What comparing some images showed.
-
-    Args:
-        images: How many.
-        largest: The largest difference of any output.
-        relative: The same over the largest absolute value of that output; the largest of all outputs.
-        same_class: Part of the images with the same first class; None for other tasks than classification.
-        rounding: See `rounding_of`; 0 if it was not needed. Untrained weights may magnify rounding.
-    """
+    """What comparing some images showed."""
 
     images: int
-    largest: float
-    relative: float
-    same_class: float | None
-    rounding: float = 0.0
+    largest: float  # difference of any output
+    relative: float  # the same over the largest absolute value of that output; the largest of all outputs
+    same_class: float | None  # part of the images with the same first class; None for other tasks than classification
+    rounding: float = 0.0  # see `rounding_of`; 0 if it was not needed
 
     def within(self, tolerance: float) -> bool:
         return self.relative <= max(tolerance, allowance(self.rounding))  # false for NaN
@@ -56,7 +48,7 @@ def compare(
             given what the artefact answered, and makes the same choice if it is as good as the model's own.
     """
     description, names = session.description, session.description.outputs
-    difference, scale = _Largest(), _Largest()
+    differences, scales = [], []
     images = same = 0
     for batch in batches:
         found = session(batch)
@@ -69,14 +61,14 @@ def compare(
                     f"{description.title} gives {name} of shape {found[name].shape} in its runtime, "
                     f"{expected[name].shape} in torch"
                 )
-        difference.see([found[name].astype(np.float64) - expected[name] for name in names])
-        scale.see([expected[name] for name in names])
+        differences.append(_largest([found[name].astype(np.float64) - expected[name] for name in names]))
+        scales.append(_largest([expected[name] for name in names]))
         if description.task == "classify":
             same += int((found[names[0]].argmax(1) == expected[names[0]].argmax(1)).sum())
     if not images:
         raise ValueError("no images to compare on; expected at least one")
     part = same / images if description.task == "classify" else None
-    return Agreement(images, float(difference.found.max()), difference.over(scale), part)
+    return Agreement(images, float(np.max(differences)), _relative(differences, scales), part)
 
 
 def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
@@ -86,26 +78,26 @@ def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
     (B, C, H, W) in float32.
     """
     exact = deepcopy(model).double()
-    difference, scale = _Largest(), _Largest()
+    differences, scales = [], []
     for batch in batches:
         images = torch.from_numpy(batch)
         with torch.inference_mode():
             both: Any = model(images), exact(images.double())
-        single, double = (
-            [one.double().numpy() for one in (found if isinstance(found, tuple | list) else (found,))] for found in both
-        )
-        difference.see([one - other for one, other in zip(single, double, strict=True)])
-        scale.see(double)
-    return difference.over(scale)
+        single, double = ([one.double().numpy() for one in listed(found)] for found in both)
+        differences.append(_largest([one - other for one, other in zip(single, double, strict=True)]))
+        scales.append(_largest(double))
+    return _relative(differences, scales)
 
 
-class _Largest:
-    """The largest absolute value of each output so far; NaN if there was one."""
+def listed(found: Any) -> Sequence[Any]:
+    """The outputs of a model, which are one or several."""
+    return found if isinstance(found, tuple | list) else (found,)
 
-    found = np.zeros(1)
 
-    def see(self, outputs: Sequence[np.ndarray]) -> None:
-        self.found = np.maximum(self.found, [np.abs(one).max(initial=0) for one in outputs])
+def _largest(outputs: Sequence[np.ndarray]) -> list[float]:
+    return [np.abs(one).max(initial=0) for one in outputs]  # NaN if there is one
 
-    def over(self, scale: "_Largest") -> float:
-        return float((self.found / np.maximum(scale.found, 1e-12)).max())
+
+def _relative(differences: Sequence[Any], scales: Sequence[Any]) -> float:
+    """The largest difference of an output in all batches over its largest value; the largest of all outputs."""
+    return float((np.max(differences, 0) / np.maximum(np.max(scales, 0), 1e-12)).max())

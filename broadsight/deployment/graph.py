@@ -1,18 +1,59 @@
-"""From a module to a program: what all formats are made of."""
+"""From a model to a program: what all formats are made of."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 
+from ..surgery.fusion import fuse
+from .lowering import lower
 from .quiet import quiet
 
 MOST_IMAGES = 4096  # of a batch, for programs that take any
 LEAST_SIDE, MOST_SIDE = 64, 4096  # pixels, likewise of sizes
+
+
+def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
+    """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
+
+    `capture` makes a program of it, with batch and image size left open if asked; plain torch.export cannot prove all
+    conditions on open sizes. Its outputs are equal up to rounding; the given model does not change.
+
+    Args:
+        size: (height, width) of images if they all have the same. Positions that a model would resample for every
+            image are then resampled here, once; few runtimes know how.
+    """
+    try:
+        made = fuse(model)
+    except ValueError:  # it would lose its context broadcasting: slower is better than wrong
+        made = deepcopy(model).eval().requires_grad_(False)
+    lower(made)
+    for module in made.modules():
+        part: Any = module
+        if getattr(part, "fused_attn", False) is True:
+            # Exporters take it apart as well, but choke on views of what it gave; runtimes know the plain form by sight
+            part.fused_attn = False
+        if size is not None and getattr(part, "dynamic_img_size", False) is True and hasattr(part, "set_input_size"):
+            embed: Any = getattr(part, "patch_embed", None)
+            if getattr(embed, "dynamic_img_pad", False):  # images are padded to whole patches
+                whole = (-(-side // patch) * patch for side, patch in zip(size, embed.patch_size, strict=True))
+                part.set_input_size(img_size=tuple(whole))
+            else:
+                part.set_input_size(img_size=size)
+    return made
+
+
+def why_one_size(model: nn.Module) -> str:
+    """Why an exported model takes images of one size only; empty if it takes any."""
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    resamples = any(getattr(module, "dynamic_img_size", False) is True for module in model.modules())
+    if config.get("fixed_input_size") or resamples:
+        return "its positions or windows are made for it; --size exports it for another"
+    return ""
 
 
 def capture(
@@ -23,7 +64,7 @@ def capture(
     any_size: bool = False,
     single_cells: bool = False,
 ) -> ExportedProgram:
-    """The forward pass of a module as one graph, for inference.
+    """The forward pass of a module as one graph, for inference; a ValueError with the reason if that cannot be.
 
     Args:
         model: In eval mode, on the CPU, as `prepare` gives it. (B, C, H, W) -> a tensor or a tuple of them.
@@ -31,19 +72,23 @@ def capture(
         any_batch: Leave the number of images open; else it is one.
         any_size: Leave height and width open from LEAST_SIDE pixels on.
         single_cells: With any_size, allow for maps that have but one cell where images are small.
-
-    Raises:
-        ValueError: The module cannot be captured so; the reason in one line.
     """
-    free: dict[int, Dim] = {}
-    if any_batch:
-        free[0] = Dim("batch", min=1, max=MOST_IMAGES)
+    from timm.layers import pos_embed
+    from torch.fx.experimental import _config
+
+    free: dict[int, Dim] = {0: Dim("batch", min=1, max=MOST_IMAGES)} if any_batch else {}
+    channels, height, width = shape
     if any_size:
         free |= {2: Dim("height", min=LEAST_SIDE, max=MOST_SIDE), 3: Dim("width", min=LEAST_SIDE, max=MOST_SIDE)}
-    # One image would be taken for a constant, and so would two sides that are equal.
+        # One image would be taken for a constant, and so would two sides that are equal.
+        side = max(LEAST_SIDE, 32 * (height // 32))
+        height, width = side, side + 32 if height == width else max(LEAST_SIDE, width)
     dtype = next((one.dtype for one in model.parameters()), torch.float32)
-    example = torch.zeros(2 if any_batch else 1, *(_unequal(shape) if any_size else shape), dtype=dtype)
+    example = torch.zeros(2 if any_batch else 1, channels, height, width, dtype=dtype)
     single_cells = single_cells and any_size
+    # Where torch would treat sizes of one unlike all others, it takes the way that is right for both.
+    config, positions = cast(Any, _config), cast(Any, pos_embed)
+    oblivious = config.patch(backed_size_oblivious=single_cells)
 
     def export(later: bool) -> ExportedProgram:
         """`later`: what torch cannot prove of the sides is asked when the program runs, which costs nothing."""
@@ -51,7 +96,11 @@ def capture(
         return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **options)
 
     try:
-        with torch.no_grad(), quiet(), _oblivious(single_cells), _kept_positions(not any_size):
+        with torch.no_grad(), quiet(), oblivious, ExitStack() as stack:
+            if not any_size and hasattr(positions, "is_exporting"):  # since timm 1.0.31
+                # Else timm would resample positions even if they fit the image; not all runtimes know how.
+                stack.callback(setattr, positions, "is_exporting", positions.is_exporting)
+                positions.is_exporting = lambda: False
             try:
                 return export(later=single_cells)
             except UserError as error:
@@ -65,39 +114,3 @@ def capture(
         raise ValueError(
             f"{type(model).__name__} cannot be captured{' for any ' + ' and '.join(asked) if asked else ''}: {reason}"
         ) from error
-
-
-def _unequal(shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    channels, height, width = shape
-    side = max(LEAST_SIDE, 32 * (height // 32))
-    return channels, side, side + 32 if height == width else max(LEAST_SIDE, width)
-
-
-@contextmanager
-def _oblivious(wanted: bool) -> Generator[None, None, None]:
-    """Where torch would treat sizes of one unlike all others, it takes the way that is right for both."""
-    from torch.fx.experimental import _config
-
-    patched: Any = _config
-    with patched.patch(backed_size_oblivious=wanted):
-        yield
-
-
-@contextmanager
-def _kept_positions(wanted: bool) -> Generator[None, None, None]:
-    """timm's positions are taken as they are if they fit the image.
-
-    While torch exports, timm resamples them in any case, for graphs of any size; not all runtimes know how.
-    """
-    from timm.layers import pos_embed
-
-    module: Any = pos_embed
-    asked = getattr(module, "is_exporting", None)  # since timm 1.0.31
-    if not wanted or asked is None:
-        yield
-        return
-    module.is_exporting = lambda: False
-    try:
-        yield
-    finally:
-        module.is_exporting = asked

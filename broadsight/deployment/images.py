@@ -10,17 +10,13 @@ from PIL import Image
 from ..data.decoding import decode
 from ..data.loading import Transforms
 from ..data.normalising import Normalise
-from .description import Description
+from .session import Description
 
 
 def image_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
-    """PIL image of any size and mode -> (C, H, W) float32, resized, cropped and normalised.
+    """PIL image of any size and mode -> (C, H, W) float32, bit by bit what the model saw in Python.
 
-    Bit by bit what the model saw in Python. Stack several for a session: `session(np.stack([prepare(image), ...]))`.
-    It may be called by several threads at once.
-
-    Raises:
-        ValueError: The artefact is no classifier, or says too little of its images.
+    Stack several for a session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once.
     """
     _check_task(description)
     channels, said = description.image["channels"], description.preprocessing
@@ -43,11 +39,7 @@ def image_to_images(description: Description) -> Callable[[Image.Image], np.ndar
 def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:
     """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first.
 
-    Returns:
-        For each its name ("class"; without names the number), "index" and "probability" between 0 and 1.
-
-    Raises:
-        ValueError: The logits are not those of one image, or some are not finite.
+    Each with its name ("class"; without names the number), "index" and "probability" between 0 and 1.
     """
     _check_task(description)
     names = description.classes

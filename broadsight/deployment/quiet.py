@@ -1,7 +1,9 @@
-"""Silence for exporters and quantisers, which print and log what a user can do nothing about."""
+"""What exporters and runtimes do to the whole process, kept from it: their noise, and the stack of signals."""
 
+import ctypes
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -18,3 +20,27 @@ def quiet() -> Generator[None, None, None]:
             yield
     finally:
         logging.disable(before)
+
+
+class SignalStack(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextmanager
+def kept_signal_stack() -> Generator[None, None, None]:
+    """Around whatever loads OpenVINO's CPU plugin: where signals are handled stays where it was.
+
+    Every plugin gives the calling thread an alternate signal stack of its own and later the one before it back, which
+    is gone if that was an earlier plugin's and that one went first. The next signal then ends the process. Python
+    handles every signal on this stack, and the loaders of torch one for every worker that ends.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    change = ctypes.CDLL(None).sigaltstack
+    before = SignalStack()
+    change(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        change(ctypes.byref(before), None)

@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import timm
 import torch
 
 from ..benchmark.machine import fixed_threads
+from ..benchmark.runtimes import file_bytes
 from ..benchmark.timing import Summary, interleave, paired_ratio, summarize
 from ..errors import UsageError, first_line
 from ..files import move_together, write_json
@@ -24,20 +24,19 @@ from ..options import CLASSIFIERS
 from ..runs.classifier import Classifier
 from ..runs.opening import facts_of, is_dense, open_asked
 from .agreement import Agreement, compare, rounding_of
-from .description import Description
 from .formats import FORMATS, Format, need
-from .graph import capture
-from .preparation import prepare
+from .graph import capture, prepare
 from .request import BATCHES, TOLERANCE, Request
-from .session import Session
+from .session import Description, Session
 from .subject import Subject, of_classifier
 
 # Likewise of two runtimes with the same integers, which may round to neighbouring ones.
 INT8_TOLERANCE = 0.05
 RECORD = ".export.json"  # behind the artefact's name: how it came about
-SEED = 0  # of weights that nobody has trained
 
 Progress = Callable[[int, int | None, str], None]
+# From a float artefact and its session to the name of the int8 one, which gets its description, and what to report.
+Quantise = Callable[[Path, Path, Session], tuple[Description, dict[str, Any]]]
 
 
 class Disagreement(RuntimeError):
@@ -46,7 +45,7 @@ class Disagreement(RuntimeError):
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of one image, in torch and in the artefact's runtime, paired within rounds."""
+    """Of one image, in torch and in the artefact's runtime, paired within rounds."""
 
     torch_ms: Summary
     artefact_ms: Summary
@@ -55,44 +54,24 @@ class Times:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """What was written."""
 
-    Args:
-        path: The file or folder; of several files the one to open.
-        bytes: Of all its files.
-        agreement: With the model in torch; of an int8 artefact that of its float form.
-        times: None if none were taken.
-        int8: What quantisation reports.
-        seconds: That the export took.
-        shown: What images it was compared on.
-        findings: Of a dense model how far apart what artefact and model find in these images is.
-    """
-
-    path: Path
-    bytes: int
+    path: Path  # the file or folder; of several files the one to open
+    bytes: int  # of all its files
     description: Description
-    agreement: Agreement
-    times: Times | None
-    int8: dict[str, Any] | None
-    seconds: float
-    shown: str
+    agreement: Agreement  # with the model in torch; of an int8 artefact that of its float form
+    times: Times | None  # None if none were taken
+    int8: dict[str, Any] | None  # what quantisation reports
+    seconds: float  # that the export took
+    shown: str  # what images it was compared on
     notes: tuple[str, ...]
-    findings: dict[str, float] | None = None
+    findings: dict[str, float] | None  # of a dense model how far apart what artefact and model find in these images is
 
     def record(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
-        return {
-            "artefact": self.path.name,
-            "bytes": self.bytes,
-            "compared_on": self.shown,
-            "agreement": asdict(self.agreement),
-            "findings": self.findings,
-            "times": asdict(self.times) if self.times else None,
-            "int8": self.int8,
-            "seconds": round(self.seconds, 2),
-            "notes": list(self.notes),
-            "description": json.loads(self.description.to_json()),
-        }
+        found = asdict(self) | {"path": self.path.name, "seconds": round(self.seconds, 2)}
+        found |= {"description": json.loads(self.description.to_json()), "notes": list(self.notes)}
+        return {"artefact": found.pop("path"), "compared_on": found.pop("shown"), **found}
 
 
 def check_request(request: Request) -> Format:
@@ -101,16 +80,6 @@ def check_request(request: Request) -> Format:
     if request.any_size and not form.sizes:
         raise ValueError(f"--any-size with the format {request.format}, which takes one size; leave it out")
     return form
-
-
-def facts_of_export(request: Request, form: Format) -> dict[str, str | None]:
-    """What options are for, see `Option.of`: None, or why it does not hold of this export."""
-    facts = facts_of(request.run)
-    facts["--int8"] = facts[CLASSIFIERS] or (None if request.int8 else "which is not given")
-    facts["--format web"] = None if request.format == "web" else f"this is --format {request.format}"
-    batches = form.int8_batches if request.int8 else form.batches
-    one = f"{request.format}{' in int8' if request.int8 else ''} takes one image at a time"
-    return facts | {BATCHES: None if batches or not request.any_batch else one}
 
 
 def check_target(target: Path, form: Format) -> None:
@@ -129,9 +98,6 @@ def check_target(target: Path, form: Format) -> None:
         raise ValueError(f"cannot write {target}: {what}; choose another --out")
 
 
-Quantise = Callable[[Path, Path, Session], tuple[Description, dict[str, Any]]]
-
-
 def export(
     request: Request, progress: Progress = lambda *_: None, tell: Callable[[str], None] = lambda note: None
 ) -> Exported:
@@ -139,21 +105,18 @@ def export(
 
     Args:
         tell: Given what the user should know, a line each, before the work begins.
-
-    Raises:
-        ValueError: The model cannot be captured or written so, or an option is not for it.
-        Disagreement: The artefact differs by more than the tolerance.
     """
-    form = check_request(request)
-    facts = facts_of_export(request, form)
+    form, facts = check_request(request), facts_of(request.run)
+    facts["--int8"] = facts[CLASSIFIERS] or (None if request.int8 else "which is not given")
+    facts["--format web"] = None if request.format == "web" else f"this is --format {request.format}"
+    batches = form.int8_batches if request.int8 else form.batches
+    one = f"{request.format}{' in int8' if request.int8 else ''} takes one image at a time"
+    facts[BATCHES] = None if batches or not request.any_batch else one
     request.refuse_ignored(facts)
     if request.out is not None:
         check_target(Path(request.out), form)
-    classifier, notes = None, []
-    if not is_dense(request.run):
-        classifier, notes = _classifier(request)
-        subject = of_classifier(classifier, request.command, request.images, request.compare)
-    else:
+    quantise, notes = None, []
+    if is_dense(request.run):
         if request.format == "web":
             raise UsageError(
                 f"--format web is a page for classifiers; {facts[CLASSIFIERS]}: "
@@ -163,26 +126,18 @@ def export(
 
         shown: dict[str, Any] = dict(images=request.images, count=request.compare)
         subject = of_dense(request.run, request.command, **shown, size=request.size, any_size=request.any_size)
+    else:
+        classifier, notes = _classifier(request)
+        subject = of_classifier(classifier, request.command, request.images, request.compare)
     name = re.sub(r"[^a-zA-Z0-9_.-]+", "-", subject.description.title).strip("-.") or "model"
     target = Path(request.out or name + ("-int8" if request.int8 else "") + (form.suffix or "-web"))
     check_target(target, form)
     for note in [*notes, *subject.notes]:
         tell(note)
-    quantise = None
-    if request.int8 and classifier is not None:
+    if request.int8:
         from .int8.run import quantiser
 
-        quantise = quantiser(
-            classifier,
-            subject,
-            data=request.data,
-            calibrate=request.calibrate,
-            images=request.calibration_images,
-            max_drop=request.max_drop,
-            kept=request.keep_float,
-            threads=request.threads,
-            progress=progress,
-        )
+        quantise = quantiser(classifier, subject.description.title, request, progress)
     return write_artefact(subject, target, request, quantise=quantise, progress=progress)
 
 
@@ -195,7 +150,7 @@ def _classifier(request: Request) -> tuple[Classifier, list[str]]:
         if not (request.pretrained and config is not None and config.has_weights):
             options["pretrained"] = False
             notes.append(f"{run} has random weights: for the speed and a trial; --checkpoint gives it trained ones")
-    torch.manual_seed(SEED)
+    torch.manual_seed(0)  # for weights that nobody has trained
     device = {} if isinstance(run, Classifier) else {"device": "cpu"}
     try:
         return open_asked(request, **device, **options), notes
@@ -215,32 +170,18 @@ def write_artefact(
     quantise: Quantise | None = None,
     progress: Progress = lambda *_: None,
 ) -> Exported:
-    """Write an artefact, and let it stay only if it computes what the model does.
-
-    Args:
-        target: Name of the file with its format's suffix, or of the folder.
-        request: Says how; which model is the subject's business.
-        quantise: From the float artefact to the name of the int8 one, which gets its description; also given the
-            float artefact's session. None: no int8.
-
-    Raises:
-        ValueError: The model cannot be captured or written so.
-        Disagreement: The artefact differs by more than the tolerance.
-    """
-    form = check_request(replace(request, int8=quantise is not None))
-    check_target(target, form)
-    started, notes = time.perf_counter(), list(subject.notes)
-    any_size = request.any_size
+    """Write an artefact, and let it stay only if it computes what the model does; the request says how, not which."""
+    form, web, title = FORMATS[request.format], request.format == "web", subject.description.title
+    started, any_size = time.perf_counter(), request.any_size
     if any_size and subject.obstacle:
-        raise ValueError(f"--any-size, but {subject.description.title} takes one size: {subject.obstacle}")
+        raise ValueError(f"--any-size, but {title} takes one size: {subject.obstacle}")
     any_batch = request.any_batch and (form.batches if quantise is None else form.int8_batches)
     image = {**subject.description.image, "any_batch": any_batch, "any_size": any_size}
     description = replace(subject.description, image=image)
-    options = {} if request.ort_web is None else {"ort_web": request.ort_web}
-    if request.format == "web":  # before minutes are spent on what cannot be
+    if web:  # before minutes are spent on what cannot be
         from .formats.web import require
 
-        require(description, **options)
+        require(description, request.ort_web)
     steps = 6 if quantise else 5
     progress(0, steps, "folding what inference allows")
     made = prepare(subject.model, None if any_size else description.shape[1:])
@@ -255,34 +196,52 @@ def write_artefact(
     )
     with _scratch(target) as folder, fixed_threads(request.threads):
         progress(2, steps, f"writing {request.format}")
-        artefact = folder / target.name
-        with _named(subject, request.format):
-            artefact = _write(program, description, artefact, request, quantise is not None)
+        first = FORMATS["onnx"] if web else form  # of which a page is made
+        artefact = folder / ("model.onnx" if web else target.name)
+        with failing(f"{title} cannot be written as {request.format}"):
+            first.write(program, description, artefact)
+            if quantise is not None and request.format == "openvino":  # it drops the names that layers are kept by
+                from .int8.openvino import name_layers
+
+                name_layers(artefact, program)
         progress(3, steps, "comparing with torch on images")
-        session = _open(artefact, request)
+        session = first.open(artefact, request.threads)
         agreement = _agreed(subject, session, image, request, request.format)
         int8, small = None, folder / ("int8-" + artefact.name)
         if quantise is not None:
             progress(4, steps, "quantising")
             description, int8 = quantise(artefact, small, session)
             artefact = small
-        if request.format == "web":
-            page = folder / "page"
-            form.write(artefact, description, page, **options)
-            artefact = page
-        if int8 is not None or request.format == "web":
+        if web:
+            page: Any = form
+            page.write(artefact, description, folder / "page", ort_web=request.ort_web)
+            artefact = folder / "page"
+        if int8 is not None or web:
             session = form.open(artefact, request.threads)
             if int8 is None:  # in the browser's own runtime, and no longer in ONNX Runtime's
                 agreement = _agreed(subject, session, image, request, "the browser's runtime")
-            elif request.format == "web":
-                _as_measured(subject, session, FORMATS["onnx"].open(small, request.threads), image)
+            elif web:  # refused if it answers otherwise than where its accuracy was measured
+                measured = first.open(small, request.threads)
+                both = compare(session, lambda images: [*measured(images).values()], _batches(subject, image))
+                if not both.within(INT8_TOLERANCE):
+                    raise Disagreement(
+                        f"{title} in int8 differs by {both.relative:.3g} of the largest output between the browser's "
+                        f"runtime and ONNX Runtime; expected at most {INT8_TOLERANCE:g}: nothing was written"
+                    )
         findings = subject.findings(session) if subject.findings is not None else None
         progress(steps - 1, steps, "taking times")
         times = _times(subject, session, request.rounds) if request.rounds else None
-        size = _move(artefact, target, form)
+        if form.suffix:
+            size = file_bytes(artefact)
+            move_together(artefact, target, form.files)
+        else:
+            size = sum(file.stat().st_size for file in artefact.rglob("*") if file.is_file())
+            if target.exists():
+                target.rename(folder / "replaced")
+            artefact.rename(target)
     progress(steps, steps, "done")
     took = time.perf_counter() - started
-    found = Exported(target, size, description, agreement, times, int8, took, subject.shown, tuple(notes), findings)
+    found = Exported(target, size, description, agreement, times, int8, took, subject.shown, subject.notes, findings)
     write_json(found.record(), target.with_name(target.name + RECORD))
     return found
 
@@ -307,34 +266,6 @@ def _agreed(subject: Subject, session: Session, image: dict[str, Any], request: 
             f"on {found.images} images; expected at most {request.tolerance:g}: nothing was written"
         )
     return found
-
-
-def _as_measured(subject: Subject, session: Session, measured: Session, image: dict[str, Any]) -> None:
-    """Refuse an int8 artefact that answers otherwise than it did where its accuracy was measured."""
-    found = compare(session, lambda images: [*measured(images).values()], _batches(subject, image))
-    if not found.within(INT8_TOLERANCE):
-        raise Disagreement(
-            f"{subject.description.title} in int8 differs by {found.relative:.3g} of the largest output between the "
-            f"browser's runtime and ONNX Runtime; expected at most {INT8_TOLERANCE:g}: nothing was written"
-        )
-
-
-def _write(program: Any, description: Description, artefact: Path, request: Request, int8: bool) -> Path:
-    """The float artefact; a page is made of an ONNX file, which comes first."""
-    if request.format == "web":
-        artefact = artefact.with_name("model.onnx")
-        FORMATS["onnx"].write(program, description, artefact)
-    else:
-        FORMATS[request.format].write(program, description, artefact)
-    if int8 and request.format == "openvino":  # which drops the names that layers are kept in float by
-        from .int8.openvino import name_layers
-
-        name_layers(artefact, program)
-    return artefact
-
-
-def _open(artefact: Path, request: Request) -> Session:
-    return FORMATS["onnx" if request.format == "web" else request.format].open(artefact, request.threads)
 
 
 def _batches(subject: Subject, image: dict[str, Any]) -> Generator[np.ndarray, None, None]:
@@ -367,38 +298,21 @@ def _scratch(target: Path) -> Generator[Path, None, None]:
     folders above that were made for nothing."""
     above = [parent for parent in target.absolute().parents if not parent.exists()]  # the nearest first
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        yield folder
+        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         for parent in above:
             with suppress(OSError):  # something was written
                 parent.rmdir()
 
 
 @contextmanager
-def _named(subject: Subject, format: str) -> Generator[None, None, None]:
-    """A failure of an exporter in one line."""
+def failing(what: str) -> Generator[None, None, None]:
+    """A failure of an exporter, a quantiser or a runtime in one line, which says first what failed."""
     try:
         yield
     except (ValueError, OSError):
         raise
     except Exception as error:
-        raise RuntimeError(
-            f"{subject.description.title} cannot be written as {format}: {type(error).__name__}: {first_line(error)}"
-        ) from error
-
-
-def _move(artefact: Path, target: Path, form: Format) -> int:
-    """Put all files of an artefact in their place; their size. The one to open comes last: it names the others."""
-    if not form.suffix:
-        size = sum(file.stat().st_size for file in artefact.rglob("*") if file.is_file())
-        replaced = artefact.with_name("replaced")
-        if target.exists():
-            target.rename(replaced)
-        artefact.rename(target)
-        return size
-    size = sum(artefact.with_suffix(suffix).stat().st_size for suffix in form.files)
-    move_together(artefact, target, form.files)
-    return size
+        raise RuntimeError(f"{what}: {type(error).__name__}: {first_line(error)}") from error

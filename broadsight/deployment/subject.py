@@ -17,54 +17,41 @@ from ..provenance import header
 from ..runs.classifier import Classifier
 from ..runs.images import drawn_scenes
 from ..weights.reading import weights_digest
-from .description import Description
-from .session import Session
+from .agreement import listed
+from .graph import why_one_size
+from .session import Description, Session
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and all that goes into an artefact beside it.
+    """A model and all that goes into an artefact beside it."""
 
-    Args:
-        model: In eval mode on the CPU. (B, C, H, W) -> a tensor or a tuple of them.
-        description: For a fixed size and any number of images; the format changes that.
-        images: Pixels of a side (or None for the description's) -> normalised images (1, C, H, W), a few, of
-            different images; each may have a size of its own where there is no crop.
-        shown: What the images are, for the report.
-        notes: What the user should know.
-        obstacle: Why it cannot take any image size; empty if it can.
-        example_size: (height, width) to capture it at for any size; None leaves that to `capture`.
-        follow: Of a model that chooses among near equals; see `compare`.
-        findings: Opened artefact -> how far what it finds in the images is from what the model finds.
-    """
-
-    model: nn.Module
-    description: Description
+    model: nn.Module  # in eval mode on the CPU; (B, C, H, W) -> a tensor or a tuple of them
+    description: Description  # for a fixed size and any number of images; the format changes that
+    # Pixels of a side (or None for the description's) -> normalised images (1, C, H, W), a few, of different images;
+    # each may have a size of its own where there is no crop.
     images: Callable[[int | None], list[np.ndarray]]
-    shown: str
-    notes: tuple[str, ...] = ()
-    obstacle: str = ""
-    example_size: tuple[int, int] | None = None
-    follow: Callable[[np.ndarray, dict[str, np.ndarray]], list[np.ndarray]] | None = None
+    shown: str  # what the images are, for the report
+    notes: tuple[str, ...] = ()  # what the user should know
+    obstacle: str = ""  # why it cannot take any image size
+    example_size: tuple[int, int] | None = None  # (height, width) to capture it at for any size; None: `capture` knows
+    follow: Callable[[np.ndarray, dict[str, np.ndarray]], list[np.ndarray]] | None = None  # see `compare`
+    # Opened artefact -> how far what it finds in the images is from what the model finds.
     findings: Callable[[Session], dict[str, float]] | None = None
 
     def reference(self, images: np.ndarray) -> list[np.ndarray]:
         """What the model itself answers. (B, C, H, W) -> the outputs in order."""
         with torch.inference_mode():
-            found: Any = self.model(torch.from_numpy(images))
-        return [one.float().numpy() for one in (found if isinstance(found, tuple | list) else (found,))]
+            return [one.float().numpy() for one in listed(self.model(torch.from_numpy(images)))]
 
 
 def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = (), count: int = 8) -> Subject:
-    """A classifier, on the CPU.
+    """A classifier, on the CPU; `command` asked for it.
 
     Args:
-        command: That asked for it, for the provenance.
         images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
         count: Of images to try.
     """
-    from .preparation import why_one_size
-
     transforms = classifier.transforms
     size, channels = transforms.size, transforms.channels
     named = classifier.labels is not None or (classifier.num_classes == 1000 and not classifier.run)
@@ -90,8 +77,8 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
     def photos(side: int | None) -> list[np.ndarray]:
         seen = transforms if side is None else replace(transforms, size=side)
         read = SourceDataset(source, seen.build(training=False))
-        places = np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int)
-        batch: Any = read.__getitems__([(0, place, int(index)) for place, index in enumerate(places)])
+        places = spread(len(source), count)
+        batch: Any = read.__getitems__([(0, place, index) for place, index in enumerate(places)])
         if not len(batch.images):
             name, reason = batch.skipped[0]
             raise ValueError(f"none of the {len(places)} images to compare on can be read; {name}: {reason}")
@@ -100,14 +87,19 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
     return Subject(classifier.model, description, photos, shown, notes, why_one_size(classifier.model))
 
 
+def spread(length: int, count: int) -> list[int]:
+    """Some places from all over a list."""
+    return np.linspace(0, length - 1, min(count, length)).round().astype(int).tolist()
+
+
 def provenance(model: nn.Module, command: str, run: dict[str, Any]) -> dict[str, Any]:
-    """Where an artefact comes from."""
+    """Where an artefact comes from; `run` is what the folder of a run says of it."""
     about = run.get("broadsight", {})
     found: dict[str, Any] = {
         **header(command),
         "architecture": run.get("architecture") or getattr(model, "pretrained_cfg", {}).get("architecture"),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "weights_sha256": digest(model),
+        "weights_sha256": weights_digest(model.state_dict()),
     }
     if about:
         kept = ("task", "recipe", "best", "metrics")
@@ -117,17 +109,11 @@ def provenance(model: nn.Module, command: str, run: dict[str, Any]) -> dict[str,
     return found
 
 
-def digest(model: nn.Module) -> str:
-    """SHA-256 of all weights and buffers in the order of their names."""
-    return weights_digest(model.state_dict())
-
-
 def _source(classifier: Classifier, images: Sequence[str], count: int) -> tuple[Any, str, tuple[str, ...]]:
     """Images, what they are, and notes."""
-    transforms = classifier.transforms
     if images:
         found, notes = find_images(images)
-        given: Any = found.in_channels(transforms.channels) if isinstance(found, Unlabelled) else found
+        given: Any = found.in_channels(classifier.transforms.channels) if isinstance(found, Unlabelled) else found
         return given, f"images of {' '.join(images)}", tuple(notes)
     if classifier.run.get("broadsight", {}).get("settings"):
         try:

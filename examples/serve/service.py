@@ -31,10 +31,9 @@ from uploads import Bodies, Refused, open_upload, read_upload
 
 from broadsight.app.connections import Patience, config_of
 from broadsight.app.gate import Gate, allowed_names, without_paths
-from broadsight.deployment.description import Description
 from broadsight.deployment.formats import open_artefact
 from broadsight.deployment.images import image_to_images, top_classes
-from broadsight.deployment.session import Session
+from broadsight.deployment.session import Description, Session
 
 log = logging.getLogger("uvicorn.error")
 T = TypeVar("T")

@@ -30,9 +30,16 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are drawn but not written, which takes longest."""
-    monkeypatch.setattr(analysis_record, "save", lambda figure, path: open(path, "w").close())
+def undrawn(monkeypatch) -> list[str]:
+    """Figures are drawn but not written, which takes longest; their headings."""
+    headings = []
+
+    def save(figure, path):
+        headings.append(figure.get_suptitle())
+        open(path, "w").close()
+
+    monkeypatch.setattr(analysis_record, "save", save)
+    return headings
 
 
 @pytest.fixture
@@ -51,8 +58,7 @@ def test_list(call, tmp_path):
         code, out, err = call(*given)
         assert code == 0 and not err
         assert all(name in out for name in MEASURES)
-    code, out, _ = call("list", "--json")
-    entries = json.loads(out)
+    entries = json.loads(call("list", "--json")[1])
     assert [entry["name"] for entry in entries] == MEASURES
     assert entries[0].keys() >= {"about", "needs", "examples", "source", "images", "least", "labels", "options"}
     assert call("list", "--json", "list.json")[0] == 0
@@ -76,12 +82,13 @@ def test_writes_figures_and_record(call, runs, images, tmp_path):
 
 
 def test_folders_are_numbered_and_never_overwritten(call, runs, images, undrawn, tmp_path):
+    given = "entropy", runs[0], "--data", images, *SMALL
     for number in (1, 2):
-        assert call("entropy", runs[0], "--data", images, *SMALL)[0] == 0
+        assert call(*given)[0] == 0
         assert (tmp_path / "analyses" / f"entropy-vit-{number}" / "analysis.json").is_file()
     (tmp_path / "empty").mkdir()
-    assert call("entropy", runs[0], "--data", images, "--out", "empty", *SMALL)[0] == 0
-    code, _, err = call("entropy", runs[0], "--data", images, "--out", "empty", *SMALL)
+    assert call(*given, "--out", "empty")[0] == 0
+    code, _, err = call(*given, "--out", "empty")
     assert code == 2 and "is not an empty folder" in err and err.count("\n") == 1
 
 
@@ -95,17 +102,12 @@ def test_json_on_the_output_or_in_a_file(call, runs, images, undrawn, tmp_path):
     assert json.loads((tmp_path / "record.json").read_text())["models"] != []
 
 
-def test_random_weights_are_said_everywhere(call, undrawn, tmp_path, monkeypatch):
-    headings = []
-    monkeypatch.setattr(
-        analysis_record, "save", lambda figure, path: (headings.append(figure.get_suptitle()), open(path, "w").close())
-    )
-    code, out, err = call(
-        "dead", "test_resnet", "--no-pretrained", "--samples", "2", "--size", "32", "--out", "o", *SMALL
-    )
+def test_random_weights_are_said_everywhere(call, undrawn, tmp_path):
+    small = ("--no-pretrained", "--samples", "2", "--size", "32", "--out", "o", *SMALL)
+    code, out, err = call("dead", "test_resnet", *small)
     assert code == 0, err
     assert "built-in scenes" in err and "random weights" in err and "test_resnet, random weights" in out
-    assert all("RANDOM WEIGHTS" in heading for heading in headings) and headings
+    assert all("RANDOM WEIGHTS" in heading for heading in undrawn) and undrawn
     record = json.loads((tmp_path / "o" / "analysis.json").read_text())
     assert record["models"][0]["weights"] == "random" and "RANDOM WEIGHTS" in record["title"]
     assert record["data"]["images"] == 2 and record["data"]["data"] == "scenes"
@@ -114,12 +116,10 @@ def test_random_weights_are_said_everywhere(call, undrawn, tmp_path, monkeypatch
 def test_weights_of_a_file(call, runs, images, undrawn, tmp_path):
     weights = f"{runs[1]}/model.safetensors"
     given = ("--data", images, "--model-args", "num_classes=2", *SMALL, "--size", SIZE, "--json", "-")
-    code, out, err = call("variance", f"test_resnet@{weights}", "--out", "a", *given)
-    assert code == 0, err
-    by_name = json.loads(out)["models"][0]
-    assert by_name["weights"] == weights
-    code, out, _ = call("variance", "test_resnet", "--checkpoint", weights, "--out", "b", *given)
-    assert json.loads(out)["models"][0]["result"] == by_name["result"]
+    named = "variance", f"test_resnet@{weights}", "--out", "a"
+    option = "variance", "test_resnet", "--checkpoint", weights, "--out", "b"
+    one, other = (json.loads(call(*words, *given)[1])["models"][0] for words in (named, option))
+    assert one["weights"] == weights and other["result"] == one["result"]
 
 
 @pytest.mark.parametrize(
@@ -188,14 +188,12 @@ def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
 
     arguments = dict(head="retinanet", backbone="test_resnet", head_args=SMALL_HEADS["retinanet"])
     inner = make_dense_model(**arguments, num_classes=2)
-    settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet")
-    settings |= dict(pool=None, broadcast=None)
+    settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet", pool=None)
+    settings |= dict(broadcast=None, val=None, split=None, task="detect")
     labels = dict(category_ids={}, keypoint_names=[], flip_pairs=[], skeleton=[], keypoint_offset=0.0)
-    about = dict(
-        task="detect", settings=settings | dict(val=None, split=None, task="detect"), recipe=dict(image_size=64)
-    )
+    about = dict(task="detect", settings=settings, recipe=dict(image_size=64), labels=labels, parameters=1)
     config = dict(architecture="dense_model", num_classes=2, label_names=["a", "b"], pretrained_cfg={})
-    config |= dict(model_args=arguments, broadsight=about | dict(labels=labels, parameters=1))
+    config |= dict(model_args=arguments, broadsight=about)
     (tmp_path / "det").mkdir()
     (tmp_path / "det" / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("broadsight.runs.dense_model.load_given", lambda model, path: None)

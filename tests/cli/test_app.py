@@ -11,6 +11,11 @@ from broadsight.cli.main import main
 from tests.training.small_runs import leave_run
 
 
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory) -> str:
+    return str(leave_run(tmp_path_factory.mktemp("runs") / "mine")[0])
+
+
 @pytest.fixture
 def served(monkeypatch):
     """What would have been served; nobody waits."""
@@ -33,9 +38,8 @@ def test_app__without_gradio_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == 'broadsight: the page needs gradio; run: pip install "broadsight[demo]"\n'
 
 
-def test_app__serves_what_is_named_on_this_computer(served, tmp_path, capsys):
-    folder, _ = leave_run(tmp_path / "mine")
-    assert main(["app", str(folder), "--threads", "1"]) == 0
+def test_app__serves_what_is_named_on_this_computer(served, mine, capsys):
+    assert main(["app", mine, "--threads", "1"]) == 0
     assert served == [(["mine"], dict(host="127.0.0.1", port=None, megabytes=20.0, storage=None, allow_host=""), 1)]
     said = capsys.readouterr()
     assert "mine: http://127.0.0.1:1/" in said.out and "stopped" in said.out
@@ -50,16 +54,9 @@ def test_app__nothing_named_and_no_runs_says_that_it_is_untrained(served, tmp_pa
     assert "random weights, the answers mean nothing; `broadsight train`" in capsys.readouterr().out
 
 
-def test_app__another_host_is_warned_about(served, tmp_path, capsys):
-    folder, _ = leave_run(tmp_path / "mine")
-    assert main(["app", str(folder), "--host", "0.0.0.0"]) == 0
+def test_app__hosts_names_and_room_that_the_user_gives(served, mine, capsys):
+    assert main(["app", mine, "--host", "0.0.0.0", "--allow-host", "gpu.example,b:9000", "--max-storage", "60"]) == 0
     assert "everybody who reaches this computer" in capsys.readouterr().err
-
-
-def test_app__names_and_room_that_the_user_gives(served, tmp_path):
-    folder, _ = leave_run(tmp_path / "mine")
-    given = ["--allow-host", "gpu.example,b:9000", "--max-storage", "60"]
-    assert main(["app", str(folder), *given]) == 0
     assert (served[0][1]["allow_host"], served[0][1]["storage"]) == ("gpu.example,b:9000", 60)
 
 

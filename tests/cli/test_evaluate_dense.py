@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,113 +41,116 @@ def segmenter(coco, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def pose(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "pose"
-    train(ask_dense("simple_baseline", folder))
-    return folder
-
-
-def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp_path, capsys):
-    out = tmp_path / "evaluation"
-    assert main(["eval", str(detector), str(coco), "--out", str(out), "--threads", "1", "--workers", "0"]) == 0
-    record = json.loads((out / "evaluation.json").read_text("utf-8"))
+def scored(coco, results: object) -> COCOeval:
+    """What pycocotools says of boxes."""
     truth = COCO(str(coco))
-    oracle = COCOeval(truth, truth.loadRes(str(out / "results.json")), "bbox")
+    oracle = COCOeval(truth, truth.loadRes(results), "bbox")
     oracle.evaluate(), oracle.accumulate(), oracle.summarize()
+    return oracle
+
+
+@pytest.fixture
+def done(capsys):
+    """Runs a command that has to succeed: (stdout, stderr)."""
+
+    def call(*argv: object) -> tuple[str, str]:
+        assert main([*map(str, argv), "--threads", "1"]) == 0
+        return capsys.readouterr()
+
+    return call
+
+
+def read(file: Path):
+    return json.loads(file.read_text("utf-8"))
+
+
+def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp_path, done):
+    out = tmp_path / "evaluation"
+    shown, _ = done("eval", detector, coco, "--out", out, "--workers", "0")
+    record = read(out / "evaluation.json")
+    expected = list(100 * scored(coco, str(out / "results.json")).stats[:3])
     names = ("box_ap", "box_ap50", "box_ap75")
-    assert [record["figures"][name] for name in names] == pytest.approx(list(100 * oracle.stats[:3]), abs=1e-2)
+    assert [record["figures"][name] for name in names] == pytest.approx(expected, abs=1e-2)
     assert record["figures"]["box_ap50"] > 20  # it has learned something, so that this says something
     assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
     page = (out / "report.html").read_text("utf-8")
-    assert "Found in images" in page and "000000000001.png" in page
-    assert "box AP %" in capsys.readouterr().out
+    assert "Found in images" in page and "000000000001.png" in page and "box AP %" in shown
 
 
-def test_eval__views_and_samples(detector, coco, tmp_path, monkeypatch, capsys):
+def test_eval__views_and_samples(detector, coco, tmp_path, monkeypatch, done):
     monkeypatch.chdir(tmp_path)
-    arguments = ["eval", str(detector), str(coco), "--flip", "--scales", "1,1.5", "--samples", "2"]
-    assert main([*arguments, "--threads", "1", "--workers", "0", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    views = "--flip", "--scales", "1,1.5", "--samples", "2", "--workers", "0", "--json", "-"
+    record = json.loads(done("eval", detector, coco, *views)[0])
     assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
     assert record["data"]["images"] == 2
     assert (tmp_path / "evaluations" / "annotations-json-retinanet-test_resnet-1" / "report.html").is_file()
 
 
-def test_eval__of_a_segmenter_without_data_is_what_it_validated_on(segmenter, tmp_path, capsys):
+def test_segmenter__eval_without_data_is_what_it_validated_on_and_report(segmenter, tmp_path, done):
     out = tmp_path / "evaluation"
-    assert main(["eval", str(segmenter), "--out", str(out), "--threads", "1", "--workers", "0"]) == 0
-    figures = json.loads((out / "evaluation.json").read_text("utf-8"))["figures"]
+    done("eval", segmenter, "--out", out, "--workers", "0")
     lines = [json.loads(line) for line in (segmenter / "metrics.jsonl").read_text("utf-8").splitlines()]
+    figures = read(out / "evaluation.json")["figures"]
     assert figures["miou"] == pytest.approx(lines[-1]["val_miou"], abs=1e-3)
     assert not (out / "results.json").exists()
+    done("report", segmenter, "--workers", "0")
+    page = (segmenter / "report.html").read_text("utf-8")
+    assert "Training run" in page and "mIoU" in page and "Found in images" in page
 
 
-def test_predict__draws_and_writes_results(detector, coco, tmp_path, capsys):
-    images, out = coco.parent / "images", tmp_path / "drawn"
-    arguments = ["predict", str(detector), str(images), "--out", str(out), "--csv", str(tmp_path / "boxes.csv")]
-    assert main([*arguments, "--threads", "1", "--threshold", "0.3"]) == 0
+def test_predict__draws_and_writes_results(detector, coco, tmp_path, done):
+    images, out, rows = coco.parent / "images", tmp_path / "drawn", tmp_path / "boxes.csv"
+    shown, _ = done("predict", detector, images, "--out", out, "--csv", rows, "--threshold", "0.3")
     assert sorted(path.name for path in out.glob("*.png")) == [f"{n:012d}.png" for n in range(1, 5)]
-    results = json.loads((out / "results.json").read_text("utf-8"))
+    results = read(out / "results.json")
     assert {entry["image_id"] for entry in results} == {1, 2, 3, 4}  # the numbers that the files are named by
     assert {entry["category_id"] for entry in results} <= {3, 7}
-    truth = COCO(str(coco))
-    oracle = COCOeval(truth, truth.loadRes(results), "bbox")
-    oracle.evaluate(), oracle.accumulate(), oracle.summarize()
-    assert oracle.stats[1] > 0.2
-    rows = list(csv.DictReader((tmp_path / "boxes.csv").open(encoding="utf-8")))
-    assert len(rows) == len(results) and rows[0].keys() >= {"file", "class", "score", "x", "width"}
-    assert json.loads((out / "results.json.settings.json").read_text("utf-8"))["model"]["task"] == "detect"
+    assert scored(coco, results).stats[1] > 0.2
+    table = list(csv.DictReader(rows.open(encoding="utf-8")))
+    assert len(table) == len(results) and table[0].keys() >= {"file", "class", "score", "x", "width"}
+    assert read(out / "results.json.settings.json")["model"]["task"] == "detect"
     with Image.open(out / "000000000001.png") as drawn:
         assert max(drawn.size) > 200  # small images are enlarged
-    assert "drawn:" in capsys.readouterr().out
+    assert "drawn:" in shown
 
 
-def test_predict__class_maps_of_a_segmenter(segmenter, coco, tmp_path):
+def test_predict__class_maps_of_a_segmenter(segmenter, coco, tmp_path, done):
     out = tmp_path / "drawn"
-    images = coco.parent / "images"
-    assert main(["predict", str(segmenter), str(images), "--out", str(out), "--threads", "1", "--slide"]) == 0
+    done("predict", segmenter, coco.parent / "images", "--out", out, "--slide")
     classes = read_indices(out / "masks" / "000000000002.png")
     assert classes.shape == (64, 80) and classes.max() <= 2
     assert not (out / "results.json").exists()
 
 
-def test_predict__pose_of_boxes_that_are_given(pose, coco, tmp_path, capsys):
-    images, out = coco.parent / "images", tmp_path / "drawn"
-    image = str(images / "000000000001.png")
-    assert main(["predict", str(pose), image, "--out", str(out), "--threads", "1"]) == 0
-    assert "each image is taken for one object" in capsys.readouterr().err
-    (whole,) = json.loads((out / "results.json").read_text("utf-8"))
-    assert whole["bbox"] == [0, 0, 80, 64]
-    assert main(["predict", str(pose), image, "--boxes", str(coco), "--json", str(tmp_path / "r.json")]) == 0
-    (one,) = json.loads((tmp_path / "r.json").read_text("utf-8"))
-    assert one["bbox"] == [8, 6, 28, 28]
+def test_predict__pose_of_boxes_that_are_given(coco, tmp_path, capsys, done):
+    image, out, pose = coco.parent / "images" / "000000000001.png", tmp_path / "drawn", tmp_path / "pose"
+    train(ask_dense("simple_baseline", pose))
+    capsys.readouterr()
+    assert "each image is taken for one object" in done("predict", pose, image, "--out", out)[1]
+    done("predict", pose, image, "--boxes", coco, "--json", tmp_path / "r.json")
+    (whole,), (one,) = read(out / "results.json"), read(tmp_path / "r.json")
+    assert (whole["bbox"], one["bbox"]) == ([0, 0, 80, 64], [8, 6, 28, 28])
     assert len(one["keypoints"]) == len(whole["keypoints"])
 
 
-def test_predict__a_broken_image_is_named_and_the_others_are_done(detector, coco, tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "broken.png").write_bytes(b"not an image")
-    Image.fromarray(np.zeros((40, 60), np.uint8)).save(tmp_path / "in" / "grey.png")
-    assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
-    assert "broken.png" in capsys.readouterr().err
-    assert (tmp_path / "out" / "grey.png").is_file() and not (tmp_path / "out" / "broken.png").exists()
-
-
-def test_predict__narrow_images_cost_nobody_anything(detector, segmenter, tmp_path, capsys):
+def test_predict__narrow_and_broken_images_cost_the_others_nothing(detector, segmenter, tmp_path, done):
     """Of a side of one pixel nothing would be left once the other is made smaller."""
-    (tmp_path / "in").mkdir()
+    given, out = tmp_path / "in", tmp_path / "out"
+    given.mkdir()
     for width, height in ((8000, 1), (1, 8000), (60, 40)):
-        Image.new("RGB", (width, height), (9, 200, 30)).save(tmp_path / "in" / f"{width}x{height}.png")
+        Image.new("RGB", (width, height), (9, 200, 30)).save(given / f"{width}x{height}.png")
+    Image.fromarray(np.zeros((40, 60), np.uint8)).save(given / "60xgrey.png")
+    good = sorted(path.name for path in given.iterdir())
+    (given / "broken.png").write_bytes(b"not an image")
     for run in (detector, segmenter):
-        assert main(["predict", str(run), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
-        assert "cannot be read" not in capsys.readouterr().err
-        for path in (tmp_path / "in").iterdir():
-            with Image.open(tmp_path / "out" / path.name) as drawn:
-                assert drawn.width >= int(path.stem.partition("x")[0])
+        (said,) = [line for line in done("predict", run, given, "--out", out)[1].splitlines() if "be read" in line]
+        assert "broken.png" in said and sorted(path.name for path in out.glob("*.png")) == good
+        for name in good:
+            with Image.open(out / name) as drawn:
+                assert drawn.width >= int(name.partition("x")[0])
 
 
-def test_predict__a_image_that_memory_does_not_suffice_for_is_named(detector, coco, tmp_path, monkeypatch, capsys):
+def test_predict__an_image_that_memory_does_not_suffice_for_is_named(detector, tmp_path, monkeypatch, done):
     find = ObjectScorer.find
 
     def fail(self, model, images):
@@ -158,15 +162,9 @@ def test_predict__a_image_that_memory_does_not_suffice_for_is_named(detector, co
     (tmp_path / "in").mkdir()
     for name, width in (("a", 60), ("b", 500), ("c", 60)):
         Image.new("RGB", (width, 40), (9, 200, 30)).save(tmp_path / "in" / f"{name}.png")
-    assert main(["predict", str(detector), str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--threads", "1"]) == 0
-    assert "b.png" in (said := capsys.readouterr().err) and "out of memory while it is prepared" in said
+    _, said = done("predict", detector, tmp_path / "in", "--out", tmp_path / "out")
+    assert "b.png" in said and "out of memory while it is prepared" in said
     assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["a.png", "c.png"]
-
-
-def test_report__of_a_dense_run(segmenter, capsys):
-    assert main(["report", str(segmenter), "--workers", "0", "--threads", "1"]) == 0
-    page = (segmenter / "report.html").read_text("utf-8")
-    assert "Training run" in page and "mIoU" in page and "Found in images" in page
 
 
 def paint(folder, shown, classes):
@@ -175,57 +173,51 @@ def paint(folder, shown, classes):
         mask = np.zeros((32, 32), np.uint8)
         for value in values:
             mask[6 * value : 6 * value + 5] = value
-        for place, image in (("images", Image.fromarray(np.repeat(60 * mask[..., None], 3, 2))), ("masks", mask)):
+        for place, pixels in (("images", np.repeat(60 * mask[..., None], 3, 2)), ("masks", mask)):
             (folder / place).mkdir(parents=True, exist_ok=True)
-            image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-            image.save(folder / place / f"{number}.png")
+            Image.fromarray(pixels).save(folder / place / f"{number}.png")
     (folder / "classes.txt").write_text("\n".join(classes))
     return folder
 
 
-SMALL = ["--task", "segment", "--head", "semantic_fpn", "--head-args", "pyramid_channels=32", "--head-args"]
-SMALL += ["channels=16"]
-SMALL += ["--model", "test_resnet", "--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "batch_size=2"]
-SMALL += ["--set", "image_size=32", "--workers", "0", "--threads", "1", "--device", "cpu"]
+SMALL = ["--task", "segment", "--head", "semantic_fpn", "--head-args", "pyramid_channels=32", "channels=16"]
+SMALL += ["--model", "test_resnet", "--set", "epochs=1", "warmup_epochs=0", "batch_size=2", "image_size=32"]
+SMALL += ["--workers", "0", "--device", "cpu"]
 
 
-def test_segment__a_hold_out_of_one_class_has_no_miou(tmp_path, capsys):
+def test_segment__a_hold_out_of_one_class_has_no_miou(tmp_path, done):
     """It had 100 %, for ever the best."""
     data, run = paint(tmp_path / "data", [()] * 5 + [(1,)], ["ground", "crack"]), tmp_path / "run"
-    assert main(["train", str(data), *SMALL, "--out", str(run)]) == 0
-    told = capsys.readouterr()
-    assert "classes without pixels to validate on: crack (of 2 classes)" in told.err and "100.00" not in told.out
-    assert "no epoch has a mIoU to be compared by: the weights are those of the last one" in told.out
+    out, err = done("train", data, *SMALL, "--out", run)
+    assert "classes without pixels to validate on: crack (of 2 classes)" in err and "100.00" not in out
+    assert "no epoch has a mIoU to be compared by: the weights are those of the last one" in out
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     shown = {name: lines[-1][name] for name in ("val_miou", "val_macc", "val_classes", "best", "best_epoch")}
     assert shown == dict(val_miou=None, val_macc=None, val_classes=1, best=None, best_epoch=0)
     page = (run / "report.html").read_text("utf-8")
     assert "mIoU needs pixels of at least two classes; the masks show 1" in page and ">nan" not in page
-    assert main(["eval", str(run), "--workers", "0", "--out", str(tmp_path / "out")]) == 0
-    record = json.loads((tmp_path / "out" / "evaluation.json").read_text("utf-8"))
+    out, _ = done("eval", run, "--workers", "0", "--out", tmp_path / "out")
+    record = read(tmp_path / "out" / "evaluation.json")
     assert record["figures"]["miou"] is None and "at least two classes" in record["absent"]["miou"]
     assert record["coverage"] == dict(occurring=1, classes=2) and record["per_class"][1]["iou"] is None
-    assert "means over 1 of 2 classes: the others have no pixels here" in capsys.readouterr().out
+    assert "means over 1 of 2 classes: the others have no pixels here" in out
 
 
-def test_segment__says_over_how_many_classes_and_holds_out_as_it_began(tmp_path, capsys, monkeypatch):
+def test_segment__says_over_how_many_classes_and_holds_out_as_it_began(tmp_path, done, monkeypatch):
     data = paint(tmp_path / "data", [(1,)] * 8 + [(1, 2)] * 2 + [(1, 3)], ["ground", "a", "b", "c"])
     monkeypatch.setattr("broadsight.training.settings.METHOD", 1)
-    assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "old"), "--no-report"]) == 0
+    done("train", data, *SMALL, "--out", tmp_path / "old", "--no-report")
     monkeypatch.undo()
-    assert main(["train", str(data), *SMALL, "--out", str(tmp_path / "new"), "--no-report"]) == 0
-    assert "% over 3 of 4 classes in epoch" in capsys.readouterr().out  # b is held out, c is in one image alone
-    config = json.loads((tmp_path / "old" / "config.json").read_text("utf-8"))
+    out, _ = done("train", data, *SMALL, "--out", tmp_path / "new", "--no-report")
+    assert "% over 3 of 4 classes in epoch" in out  # b is held out, c is in one image alone
+    config = read(tmp_path / "old" / "config.json")
     del config["broadsight"]["settings"]["hold_out"]  # as runs were before
     del config["broadsight"]["digest"]  # as runs of that time have none
     (tmp_path / "old" / "config.json").write_text(json.dumps(config))
-    held = {
-        name: {view.name(i) for view in (open_dense(tmp_path / name).own_data().val,) for i in range(len(view))}
-        for name in ("old", "new")
-    }
-    assert held["new"] & {"8.png", "9.png"} and not held["old"] & {"8.png", "9.png"}
-    assert main(["train", "--resume", "--out", str(tmp_path / "old"), "--no-report"]) == 0
-    assert "held out as when the run began" in capsys.readouterr().err
+    old, new = (open_dense(tmp_path / name).own_data().val for name in ("old", "new"))
+    held = [{view.name(place) for place in range(len(view))} & {"8.png", "9.png"} for view in (old, new)]
+    assert held[1] and not held[0]
+    assert "held out as when the run began" in done("train", "--resume", "--out", tmp_path / "old", "--no-report")[1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from broadsight.explanation.inside import look_inside
 from broadsight.explanation.overlay import overlay
 from broadsight.explanation.run import Wanted, class_index, explain_images, look_at, unique_stems
 from broadsight.runs.classifier import open_classifier
+from tests.refusals import refused
 
 VIT = ["test_vit", "--no-pretrained", "--size", "32", "--model-args", "num_classes=4"]
 
@@ -36,8 +37,8 @@ def vit():
     return open_classifier("test_vit", pretrained=False, model_args={"num_classes": 4}, size=32)
 
 
-def complaint(capsys, arguments, code=2):
-    assert main(["explain", *arguments]) == code
+def complaint(capsys, *arguments):
+    assert main(["explain", *arguments]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("broadsight: ")]
     return line
 
@@ -49,15 +50,8 @@ def test_writes_sheets_maps_numbers_and_a_record(folder, capsys):
     assert "test_vit is untrained: the weights are random" in printed.err
     assert "one/text.png cannot be read: not an image" in printed.err
     out = folder / "new" / "there"
-    assert sorted(path.name for path in out.iterdir()) == [
-        "dog",
-        "dog-2",
-        "dog-2.npz",
-        "dog-2.png",
-        "dog.npz",
-        "dog.png",
-        "explanation.json",
-    ]
+    files = {"dog", "dog-2", "dog-2.npz", "dog-2.png", "dog.npz", "dog.png", "explanation.json"}
+    assert {path.name for path in out.iterdir()} == files
     record = json.loads((out / "explanation.json").read_text())
     assert record["command"].startswith("broadsight explain test_vit")
     assert record["model"]["weights"] == "random" and record["model"]["kinds"] == ["gradcam", "attention"]
@@ -92,30 +86,26 @@ def test_looks__are_those_of_the_model(vit):
     image = Scenes(1, size=40).open(0)
     seen = look_at(vit, image, target=1)
     expected = look_inside(vit.model, seen.tensor, target=1)
-    assert [(one.kind, one.layer, one.depth) for one in seen.looks] == [
-        (one.kind, one.layer, one.depth) for one in expected
-    ]
-    assert all(torch.equal(one.values, other.values) for one, other in zip(seen.looks, expected, strict=True))
-    assert seen.image.size == (32, 32)
+    for one, other in zip(seen.looks, expected, strict=True):
+        assert (one.kind, one.layer, one.depth) == (other.kind, other.layer, other.depth)
+        assert torch.equal(one.values, other.values)
     logits = vit.logits(seen.tensor)[0]
-    assert seen.places[0] == int(logits.argmax()) and seen.probabilities[0] == pytest.approx(
-        float(logits.softmax(0).max())
-    )
-    assert overlay(seen.image, seen.looks[0]).size == (32, 32)
+    assert seen.places[0] == int(logits.argmax())
+    assert seen.probabilities[0] == pytest.approx(float(logits.softmax(0).max()))
+    assert seen.image.size == overlay(seen.image, seen.looks[0]).size == (32, 32)
 
 
 def test_layers_and_depths(vit):
     image = Scenes(1, size=40).open(0)
-    layers = [one.layer for one in look_at(vit, image, Wanted(("gradcam",))).looks]
-    assert [one.layer for one in look_at(vit, image, Wanted(("gradcam",), depths=("1", "last"))).looks] == [
-        layers[0],
-        layers[-1],
-    ]
+
+    def layers(wanted: Wanted) -> list[str]:
+        return [one.layer for one in look_at(vit, image, wanted).looks]
+
+    every = layers(Wanted(("gradcam",)))
+    assert layers(Wanted(("gradcam",), depths=("1", "last"))) == [every[0], every[-1]]
     chosen = look_at(vit, image, Wanted(layers=("blocks.1",))).looks  # the module and all in it
     assert {one.layer for one in chosen} == {"blocks.1", "blocks.1.attn"} and {one.depth for one in chosen} == {1}
-    assert {one.layer for one in look_at(vit, image, Wanted(layers=("*.attn",))).looks} == {
-        f"blocks.{n}.attn" for n in range(len(vit.model.blocks))
-    }
+    assert set(layers(Wanted(layers=("*.attn",)))) == {f"blocks.{n}.attn" for n in range(len(vit.model.blocks))}
     (own,) = look_at(vit, image, Wanted(layers=("blocks.2.norm1",))).looks
     assert (own.kind, own.layer) == ("gradcam", "blocks.2.norm1") and own.values.shape == (2, 2)
 
@@ -154,21 +144,16 @@ def test_grey_models(folder):
     assert main(["explain", *arguments, "scenes:1", "--out", "drawn"]) == 0
 
 
-def test_unique_stems():
-    names = ["a/x.png", "b/x.jpg", "x-2.png", "X.gif", "explanation.png", "c/x.png"]
-    stems = unique_stems(names)
+def test_unique_stems_and_class_index(vit):
+    stems = unique_stems(["a/x.png", "b/x.jpg", "x-2.png", "X.gif", "explanation.png", "c/x.png"])
     assert stems == ["x", "x-2", "x-2-2", "X-3", "explanation-2", "x-4"]
-    assert len({stem.casefold() for stem in stems}) == len(names)
-
-
-def test_class_index(vit):
+    assert len({stem.casefold() for stem in stems}) == 6
     assert class_index(vit, "3") == 3
     named = open_classifier("test_resnet", pretrained=False)
     assert class_index(named, " Golden Retriever") == 207 and class_index(named, "0") == 0
-    with pytest.raises(ValueError, match="2 classes are called crane; give the number: 0, 2"):
-        class_index(replace(vit, labels=("crane", "dog", "Crane", "cat")), "crane")
-    with pytest.raises(ValueError, match="has no class 'goldn retriever'; nearest: golden retriever"):
-        class_index(named, "goldn retriever")
+    cranes = replace(vit, labels=("crane", "dog", "Crane", "cat"))
+    refused("2 classes are called crane; give the number: 0, 2", class_index, cranes, "crane")
+    refused("has no class 'goldn retriever'; nearest: golden retriever", class_index, named, "goldn retriever")
 
 
 @pytest.mark.parametrize(
@@ -192,18 +177,15 @@ def test_class_index(vit):
 )
 def test_refused(arguments, message, folder, capsys):
     before = sorted(folder.rglob("*"))
-    assert message in complaint(capsys, [*VIT, *arguments])
+    assert message in complaint(capsys, *VIT, *arguments)
     assert sorted(folder.rglob("*")) == before
 
 
-def test_no_image_at_all(folder, capsys):
-    line = complaint(capsys, [*VIT, "one/text.png", "--out", "out"])
+def test_no_image_at_all_and_dense_runs(folder, capsys):
+    line = complaint(capsys, *VIT, "one/text.png", "--out", "out")
     assert line == f"broadsight: one/text.png cannot be read: {NO_IMAGE}"
     assert not (folder / "out").exists()
-
-
-def test_dense_runs_are_for_predict(folder, capsys):
     (folder / "run").mkdir()
     (folder / "run" / "config.json").write_text(json.dumps({"architecture": "x", "broadsight": {"task": "detect"}}))
-    line = complaint(capsys, ["run", "one"])
+    line = complaint(capsys, "run", "one")
     assert "run is a run of --task detect; explain looks into classifiers" in line and "broadsight predict run" in line

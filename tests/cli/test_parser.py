@@ -14,20 +14,23 @@ from fuzz import command_lines
 from ..training.small_runs import leave_run
 
 
-def sweep(lines: list[list[str]]) -> None:
+def typed(argv: list[str]) -> tuple[int | None, str, str]:
+    """The exit code, and what is printed, of a command line; no work is done."""
     with command_lines.without_work():
-        for argv in lines:
-            code, out, err = command_lines.run(argv)
-            command_lines.judge(argv, code, err)
-            assert code in (None, 0, 2), (argv, code, err)  # nothing that is typed fails while working
-            assert code != 2 or out == "", (argv, out)
+        return command_lines.run(argv)
+
+
+def sweep(lines: list[list[str]]) -> None:
+    for argv in lines:
+        code, out, err = typed(argv)
+        command_lines.judge(argv, code, err)
+        assert code in (None, 0, 2), (argv, code, err)  # nothing that is typed fails while working
+        assert code != 2 or out == "", (argv, out)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_values__one_line_and_exit_2(command):
-    lines = list(command_lines.lines(command))
-    every = 29  # shares no factor with the number of values, so that all of these come
-    sweep(lines[::every])
+    sweep(list(command_lines.lines(command))[::29])  # no factor of the number of values, so that all of these come
 
 
 @pytest.mark.slow
@@ -42,8 +45,7 @@ def test_all_wrong_values__one_line_and_exit_2(command):
 )
 def test_config__one_line(text, tmp_path):
     (tmp_path / "run.yaml").write_bytes(text)
-    with command_lines.without_work():
-        code, out, err = command_lines.run(["train", "--config", str(tmp_path / "run.yaml")])
+    code, out, err = typed(["train", "--config", str(tmp_path / "run.yaml")])
     command_lines.judge(["train"], code, err)
     assert (code, out) == (2, "")
 
@@ -52,8 +54,7 @@ def test_config__one_line(text, tmp_path):
 def test_config__that_would_be_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for given in (["--config", str(tmp_path / "pipe")], [f"--config={tmp_path / 'pipe'}"]):
-        with command_lines.without_work():
-            code, _, err = command_lines.run(["train", *given])
+        code, _, err = typed(["train", *given])
         assert code == 2 and "is a pipe, not a file; expected a YAML file" in err
 
 
@@ -98,12 +99,11 @@ FOR = {  # what holds of a run of each task, by what options are for
 @pytest.mark.parametrize("command", ["eval", "predict"])
 def test_option__counts_or_is_refused(command, task, runs):
     refused, names = set(), {one.name: one for one in request_of(COMMANDS[command]).settings().values() if one.how.of}
-    with command_lines.without_work():
-        for name, one in names.items():
-            code, out, err = command_lines.run([command, runs[task], *given(command, name)])
-            if err.startswith(f"broadsight: {one.flag} is for "):
-                assert (code, out) == (2, "") and err.endswith("; leave it out\n")
-                refused.add(name)
+    for name, one in names.items():
+        code, out, err = typed([command, runs[task], *given(command, name)])
+        if err.startswith(f"broadsight: {one.flag} is for "):
+            assert (code, out) == (2, "") and err.endswith("; leave it out\n")
+            refused.add(name)
     assert refused == {name for name, one in names.items() if not FOR[task] & set(one.how.of)}
 
 
@@ -145,16 +145,14 @@ def test_option__counts_or_is_refused(command, task, runs):
 )
 def test_option__that_would_be_ignored(line, words, runs, tmp_path):
     argv = [runs.get(word, str(tmp_path) if word == "DATA" else word) for word in line.split()]
-    with command_lines.without_work():
-        code, out, err = command_lines.run(argv)
+    code, out, err = typed(argv)
     assert (code, out) == (2, "") and err.startswith("broadsight: ") and words in err and err.count("\n") == 1
 
 
 def test_option__that_is_set_to_what_it_is_anyway_in_a_file(tmp_path, capsys):
     assert main(["bench", "test_vit", "--print_config"]) == 0
     (tmp_path / "bench.yaml").write_text(capsys.readouterr().out)
-    with command_lines.without_work():
-        assert command_lines.run(["bench", "--config", str(tmp_path / "bench.yaml")])[0] is None
+    assert typed(["bench", "--config", str(tmp_path / "bench.yaml")])[0] is None
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from broadsight.deployment import Session, compare, rounding_of
 from tests.deployment.tiny import described
+from tests.refusals import refused
 
 
-def session_of(change, **about) -> Session:
-    return Session(described(2, **about), lambda images: change(images.reshape(len(images), -1)[:, :4]))
+def session_of(change) -> Session:
+    return Session(described(2), lambda images: [change(*reference(images))])
 
 
 def reference(images: np.ndarray) -> list[np.ndarray]:
@@ -22,50 +23,36 @@ def batches() -> list[np.ndarray]:
     return [random.normal(size=(n, 3, 2, 2)).astype(np.float32) for n in (1, 4)]
 
 
-def test_compare__counts_images_and_finds_no_difference():
-    found = compare(session_of(lambda x: [x]), reference, batches())
+def test_compare__counts_images_and_finds_the_largest_difference_over_the_largest_output():
+    found = compare(session_of(lambda x: x), reference, batches())
     assert (found.images, found.largest, found.relative, found.same_class) == (5, 0.0, 0.0, 1.0)
     assert found.within(1e-9)
-
-
-def test_compare__the_largest_difference_over_the_largest_output():
     given = [np.full((1, 3, 2, 2), 2.0, np.float32), np.full((2, 3, 2, 2), -8.0, np.float32)]
-    found = compare(session_of(lambda x: [x + np.float32([0, 0.5, 0, 0])]), reference, given)
+    found = compare(session_of(lambda x: x + np.float32([0, 0.5, 0, 0])), reference, given)
     assert (found.largest, found.relative) == (0.5, 0.5 / 8)
     assert found.within(0.0625) and not found.within(0.06)
 
 
 def test_compare__every_output_has_its_own_scale():
-    def two(images: np.ndarray) -> list[np.ndarray]:
-        return [1000 * np.ones((len(images), 1)), 0.1 * np.ones((len(images), 1))]
+    def two(images: np.ndarray, more: float = 0.0) -> list[np.ndarray]:
+        return [1000 * np.ones((len(images), 1)), 0.1 * np.ones((len(images), 1)) + more]
 
-    both = Session(
-        described(2, outputs=("a", "b"), task="detect"), lambda images: [two(images)[0], two(images)[1] + 0.05]
-    )
+    both = Session(described(2, outputs=("a", "b"), task="detect"), lambda images: two(images, 0.05))
     found = compare(both, two, batches())
     assert found.largest == pytest.approx(0.05) and found.relative == pytest.approx(0.5)
     assert found.same_class is None
 
 
-def test_compare__not_a_number_never_passes():
-    found = compare(session_of(lambda x: [x * np.float32("nan")]), reference, batches())
-    assert not found.within(1e9)
-
-
-def test_compare__other_classes_are_counted():
+def test_compare__not_a_number_never_passes_and_other_classes_are_counted():
+    assert not compare(session_of(lambda x: x * np.float32("nan")), reference, batches()).within(1e9)
     given = [np.float32([[1, 2, 3, 4], [4, 3, 2, 1]]).repeat(3, 0).reshape(6, 1, 2, 2).repeat(3, 1)]
-    found = compare(session_of(lambda x: [np.abs(x - [0, 0, 0, 4])]), reference, given)
-    assert found.same_class == 0.5
+    assert compare(session_of(lambda x: np.abs(x - [0, 0, 0, 4])), reference, given).same_class == 0.5
 
 
-def test_compare__another_shape_is_an_error():
-    with pytest.raises(RuntimeError, match=r"shape \(1, 3\) in its runtime, \(1, 4\) in torch"):
-        compare(session_of(lambda x: [x[:, :3]]), reference, batches())
-
-
-def test_compare__nothing_to_compare():
-    with pytest.raises(ValueError, match="at least one"):
-        compare(session_of(lambda x: [x]), reference, [])
+def test_compare__another_shape_and_nothing_to_compare_are_errors():
+    words, fewer = r"shape \(1, 3\) in its runtime, \(1, 4\) in torch", session_of(lambda x: x[:, :3])
+    refused(words, compare, fewer, reference, batches(), error=RuntimeError)
+    refused("at least one", compare, session_of(lambda x: x), reference, [])
 
 
 def test_compare__follows_a_choice_among_equals():
@@ -101,7 +88,7 @@ def test_rounding__is_what_single_precision_loses():
 
 
 def test_within__allows_for_what_rounding_does_to_torch_itself():
-    found = compare(session_of(lambda x: [x + np.float32(0.5)]), reference, [np.ones((1, 3, 2, 2), np.float32)])
+    found = compare(session_of(lambda x: x + np.float32(0.5)), reference, [np.ones((1, 3, 2, 2), np.float32)])
     assert not found.within(0.1) and not replace(found, rounding=0.04).within(0.1)
     assert replace(found, rounding=0.06).within(0.1)
     usual = replace(found, relative=2e-5, rounding=5e-5)  # torch's own rounding as always

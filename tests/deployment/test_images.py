@@ -13,11 +13,11 @@ from PIL import Image
 from broadsight.data.decoding import decode
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise
-from broadsight.deployment.description import Description
+from broadsight.deployment import Description
 from broadsight.deployment.images import image_to_images, top_classes
 from broadsight.runs.classifier import Classifier
 from tests.deployment import tiny
-from tests.training.small_runs import refusal
+from tests.refusals import refused
 
 
 def described(transforms: Transforms, classes: tuple[str, ...] | None = None, task: str = "classify") -> Description:
@@ -28,8 +28,7 @@ def described(transforms: Transforms, classes: tuple[str, ...] | None = None, ta
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    channels = len(mode) if mode != "L" else None
-    shape = (height, width, channels) if channels else (height, width)
+    shape = (height, width) if mode == "L" else (height, width, len(mode))
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8), mode)
 
 
@@ -49,11 +48,10 @@ def test_image_to_images__bit_by_bit_as_the_classifier(transforms, size, mode):
     classifier = Classifier("net", "net", torch.nn.Identity(), transforms, None, normalise, {})
     image = noise(*size, mode)
     pixels = torch.as_tensor(classifier.transforms.build(training=False)(decode(image, transforms.channels)))
-    expected = classifier.normalise(pixels[None])[0]
+    expected = classifier.normalise(pixels[None])[0].numpy()
     found = image_to_images(described(transforms))(image)
-    assert found.dtype == np.float32
-    assert found.shape == (transforms.channels, transforms.size, transforms.size)
-    assert np.array_equal(found, expected.numpy())
+    assert found.dtype == np.float32 and found.shape == (transforms.channels, transforms.size, transforms.size)
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("size", [(8000, 1), (1, 200_000), (3_000_000, 1)])
@@ -72,7 +70,7 @@ def test_image_to_images__by_hand():
     assert found == pytest.approx(np.broadcast_to(np.array(expected)[:, None, None], (3, 8, 8)), abs=1e-6)
 
 
-def test_image_to_images__upright():
+def test_image_to_images__upright_and_by_several_threads():
     """A note in the file says that the image lies on its side."""
     image, file = noise(24, 40), io.BytesIO()
     exif = Image.Exif()
@@ -82,10 +80,6 @@ def test_image_to_images__upright():
     turned = prepare(Image.open(io.BytesIO(file.getvalue())))
     assert np.array_equal(turned, prepare(image.transpose(Image.Transpose.ROTATE_270)))
     assert not np.array_equal(turned, prepare(image))
-
-
-def test_image_to_images__several_threads():
-    prepare = image_to_images(described(Transforms(24)))
     images = [noise(50, 40, seed=seed) for seed in range(24)]
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(prepare, images))
@@ -93,12 +87,10 @@ def test_image_to_images__several_threads():
 
 
 def test_image_to_images__what_does_not_suit():
-    message = refusal(lambda: image_to_images(described(Transforms(24), task="detect")))
-    assert message == "net was exported for the task detect; expected a classifier"
+    other = described(Transforms(24), task="detect")
+    refused("^net was exported for the task detect; expected a classifier$", image_to_images, other)
     poor = replace(described(Transforms(24)), preprocessing={"crop": 24, "mean": [0.5] * 3})
-    assert refusal(lambda: image_to_images(poor)) == (
-        "net does not say the 'std' of its preprocessing; export it again"
-    )
+    refused("^net does not say the 'std' of its preprocessing; export it again$", image_to_images, poor)
 
 
 def test_top_classes__as_softmax():
@@ -113,11 +105,8 @@ def test_top_classes__as_softmax():
 
 def test_top_classes__names_numbers_and_equals():
     found = top_classes(described(Transforms(8)), np.array([0, 1000, 1000], np.float32), 9)
-    assert found == [
-        {"class": "1", "index": 1, "probability": 0.5},
-        {"class": "2", "index": 2, "probability": 0.5},
-        {"class": "0", "index": 0, "probability": 0.0},
-    ]
+    rows = [("1", 1, 0.5), ("2", 2, 0.5), ("0", 0, 0.0)]
+    assert found == [dict(zip(("class", "index", "probability"), row, strict=True)) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -131,5 +120,4 @@ def test_top_classes__names_numbers_and_equals():
     ],
 )
 def test_top_classes__what_does_not_suit(logits, top, message):
-    with pytest.raises(ValueError, match=message):
-        top_classes(described(Transforms(8), ("a", "b")), np.array(logits, np.float32), top)
+    refused(message, top_classes, described(Transforms(8), ("a", "b")), np.array(logits, np.float32), top)

@@ -9,23 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
 
 import broadsight
-from broadsight.deployment import FORMATS, Description, capture, compare, need, open_artefact
-from broadsight.deployment.preparation import prepare
+from broadsight.deployment import FORMATS, Agreement, Description, capture, compare, open_artefact, prepare
 from broadsight.deployment.run import write_artefact
 from broadsight.deployment.subject import of_classifier
 from broadsight.models import FAMILIES
 from broadsight.runs.classifier import open_classifier
 from tests.compare import randomize
-from tests.deployment.tiny import described
 from tests.zoo import KINDS, shallow
 
-from .tiny import ask
+from .tiny import ask, described, needed, noise, reference, written
 
 ALIASES = ("_patch16_224_cb", "_window7_224_cb")  # under the full name of timm's model as well
 NAMES = [n for family in FAMILIES for n in timm.list_models(module=family) if not any(a in n for a in ALIASES)]
@@ -38,17 +35,18 @@ def map_under(backbone: str) -> torch.nn.Module:
     return broadsight.swap_pool(backbone, "map", groups=2, tokens=2, dim=32, heads=2, mlp_dim=64, num_classes=9)
 
 
+SHALLOW = {"vit_tiny_cb": 2, "vit_tiny_cb_s": 2, "deit_tiny_distilled_cb": 2, "vit_small_cb_hybrid": 1}
+SHALLOW |= {"vit_small_cb_gate": 1}  # blocks
 SMALL: dict[str, Any] = {
     **{name: lambda name=name: shallow(name, num_classes=9) for name in KINDS},
     "map_mobilenetv1": lambda: timm.create_model("map_mobilenetv1", num_classes=9),
     "map of test_resnet": lambda: map_under("test_resnet"),
     "map of test_vit": lambda: map_under("test_vit"),
     "map of mat_1": lambda: broadsight.swap_pool(shallow("mat_1"), "map", groups=2, tokens=2, num_classes=9),
-    "vit_tiny_cb": lambda: timm.create_model("vit_tiny_cb", depth=2, num_classes=9),
-    "vit_tiny_cb_s": lambda: timm.create_model("vit_tiny_cb_s", depth=2, num_classes=9),
-    "deit_tiny_distilled_cb": lambda: timm.create_model("deit_tiny_distilled_cb", depth=2, num_classes=9),
-    "vit_small_cb_hybrid": lambda: timm.create_model("vit_small_cb_hybrid", depth=1, num_classes=9),
-    "vit_small_cb_gate": lambda: timm.create_model("vit_small_cb_gate", depth=1, num_classes=9),
+    **{
+        name: lambda name=name, depth=depth: timm.create_model(name, depth=depth, num_classes=9)
+        for name, depth in SHALLOW.items()
+    },
     "pvt_v2_b0_cb": lambda: timm.create_model("pvt_v2_b0_cb", depths=(1, 1, 1, 1), num_classes=9),
 }
 
@@ -66,13 +64,9 @@ class Made:
     def description(self, any_batch: bool = True) -> Description:
         return described(self.side, any_batch=any_batch, classes=None)
 
-    def reference(self, images: np.ndarray) -> list[np.ndarray]:
-        with torch.no_grad():
-            return [self.model(torch.from_numpy(images)).numpy()]
-
-    def images(self, count: int) -> np.ndarray:
-        shape = count, 3, self.side, self.side
-        return np.random.default_rng(count).standard_normal(shape, np.float32)
+    def agreement(self, path: Path) -> Agreement:
+        batches = [noise(count, 3, self.side, self.side) for count in (1, 3)]
+        return compare(open_artefact(path, threads=1), reference(self.model), batches)
 
 
 # The others differ from these in what is timm's own, or in one operation.
@@ -80,24 +74,20 @@ LATER = {"stvit_base", "vit_tiny_cb_s", "deit_tiny_distilled_cb", "vit_small_cb_
 LATER |= {name for name in SMALL if name.startswith("map of")}
 
 
-def _unless_later(name: str) -> Any:
-    return pytest.param(name, marks=pytest.mark.slow) if name in LATER else name
+PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in SMALL]
 
 
-@pytest.fixture(scope="module", params=map(_unless_later, SMALL))
+@pytest.fixture(scope="module", params=PARAMS)
 def made(request) -> Made:
     return Made(request.param)
 
 
 @pytest.mark.parametrize("format", ["onnx", "openvino", "pt2"])
 def test_small__computes_the_same_whatever_the_batch(made, format, tmp_path):
-    for package in FORMATS[format].packages:
-        pytest.importorskip(package)
+    needed(format)
     path = tmp_path / f"model{FORMATS[format].suffix}"
     FORMATS[format].write(made.program, made.description(), path)
-    session = open_artefact(path, threads=1)
-    found = compare(session, made.reference, [made.images(1), made.images(3)])
-    assert found.within(2e-5), found
+    assert (found := made.agreement(path)).within(2e-5), found
     if format == "onnx":
         import onnx
 
@@ -109,18 +99,13 @@ def test_small__computes_the_same_whatever_the_batch(made, format, tmp_path):
 # XNNPACK's lowering takes a minute for each; tests/deployment/formats/test_formats.py has a tiny one.
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
 def test_small__on_a_phone(name, tmp_path):
-    pytest.importorskip("executorch")
     made = Made(name)
-    program = capture(prepare(made.model, (made.side, made.side)), (3, made.side, made.side), any_batch=False)
-    path = tmp_path / "model.pte"
-    need("executorch").write(program, made.description(any_batch=False), path)
-    found = compare(open_artefact(path, threads=1), made.reference, [made.images(1), made.images(3)])
-    assert found.within(1e-4), found
+    path = written("executorch", tmp_path, prepare(made.model, (made.side,) * 2), made.description(any_batch=False))
+    assert (found := made.agreement(path)).within(1e-4), found
 
 
 def _whole(name: str, format: str, path: Path, **wanted: Any) -> None:
-    for package in FORMATS[format].packages:
-        pytest.importorskip(package)
+    needed(format)
     torch.manual_seed(0)
     classifier = open_classifier(name, pretrained=False, device="cpu")
     subject = of_classifier(replace(classifier, model=randomize(classifier.model)), "a test", count=2)

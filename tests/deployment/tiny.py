@@ -1,12 +1,16 @@
-"""A model that exports in a second, and what an artefact of it says of itself."""
+"""A model that exports in a second, what an artefact of it says of itself, and how artefacts are made and checked."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from broadsight.data.loading import Transforms
-from broadsight.deployment import Description
+from broadsight.deployment import FORMATS, Description, Session, capture
 from broadsight.deployment.request import Request
 
 
@@ -36,7 +40,6 @@ class Pair(Tiny):
 def described(side: int = 32, **changes) -> Description:
     image = {"channels": 3, "height": side, "width": side, "any_batch": True, "any_size": False}
     image |= {name: changes.pop(name) for name in image.keys() & changes.keys()}
-    transforms = Transforms(side, mean=(0.5,) * 3, std=(0.25,) * 3, crop_pct=0.875)
     values = {
         "task": "classify",
         "title": "tiny",
@@ -44,23 +47,68 @@ def described(side: int = 32, **changes) -> Description:
         "classes": ("ant", "bée", "cat", "dog"),
         "outputs": ("logits",),
         "image": image,
-        "preprocessing": preprocessing(transforms),
+        "preprocessing": preprocessing(Transforms(side, mean=(0.5,) * 3, std=(0.25,) * 3, crop_pct=0.875)),
         "provenance": {"commit": None, "versions": {"torch": torch.__version__}},
     }
     return Description(**(values | changes))
 
 
 def preprocessing(seen: Transforms) -> dict[str, Any]:
-    return {
-        "resize": int(seen.size / seen.crop_pct),
-        "crop": seen.size,
-        "crop_pct": seen.crop_pct,
-        "interpolation": seen.interpolation,
-        "mean": list(seen.mean),
-        "std": list(seen.std),
-    }
+    said = dict(resize=int(seen.size / seen.crop_pct), crop=seen.size, crop_pct=seen.crop_pct)
+    return said | dict(interpolation=seen.interpolation, mean=list(seen.mean), std=list(seen.std))
 
 
 def ask(format: str, **options) -> Request:
     """How an artefact is asked for; of which model is the subject's business."""
     return Request("net", format=format, **options)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape, np.float32)
+
+
+def needed(format: str) -> None:
+    for package in FORMATS[format].packages:
+        pytest.importorskip(package)
+
+
+def written(format: str, folder: Path, model: nn.Module, description: Description) -> Path:
+    """An artefact of a model, without a comparison; skipped where the format's packages are missing."""
+    needed(format)
+    image = description.image
+    program = capture(model.eval(), description.shape, any_batch=image["any_batch"], any_size=image["any_size"])
+    path = folder / f"model{FORMATS[format].suffix}"
+    FORMATS[format].write(program, description, path)
+    return path
+
+
+def reference(model: nn.Module) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """What `compare` compares with."""
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        with torch.no_grad():
+            found = model(torch.from_numpy(images))
+        return [one.numpy() for one in (found if isinstance(found, tuple) else (found,))]
+
+    return run
+
+
+def check_same(session: Session, model: nn.Module, images: np.ndarray, atol: float = 1e-5, rtol: float = 1e-7) -> None:
+    """A session with one output answers as the model does."""
+    (found,) = session(images).values()
+    np.testing.assert_allclose(found, *reference(model)(images), rtol=rtol, atol=atol)
+
+
+def shifted(original: Callable[..., Session], amount: float) -> property:
+    """`Format.open`, but what it opens answers by this much too high."""
+
+    def opened(self):
+        def session_of(path: Path, threads: int | None = None) -> Session:
+            session = original(path, threads)
+            return Session(
+                session.description, lambda images: [x + np.float32(amount) for x in session(images).values()]
+            )
+
+        return session_of
+
+    return property(opened)

@@ -17,8 +17,7 @@ from options import Options
 from PIL import Image
 from service import Service, config_for, create_app
 
-from broadsight.deployment.description import Description
-from broadsight.deployment.session import Session
+from broadsight.deployment.session import Description, Session
 
 SIDE, CLASSES = 8, ("red", "green", "blue")
 POISON = (255, 0, 255)

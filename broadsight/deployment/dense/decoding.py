@@ -23,27 +23,25 @@ class Place:
 def decode(decoding: Mapping[str, Any], outputs: Mapping[str, np.ndarray], places: Sequence[Place]) -> list[Found]:
     """What was found in each image, in its own pixels.
 
-    Args:
-        decoding: What the artefact's description says of it.
-        outputs: By name, each with a row for every image.
-        places: One for each image.
-
-    Returns:
-        Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
-        "probabilities" (K, H, W) and "classes" (H, W); of pose models "keypoints" (K, 3), x, y and how sure.
+    Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
+    "probabilities" (K, H, W) and "classes" (H, W); of pose models "keypoints" (K, 3), x, y and how sure. Outputs come
+    by name, each with a row for every image.
     """
     for name, values in outputs.items():
         if len(values) != len(places):
             raise ValueError(f"{name} has {len(values)} rows for {len(places)} images; expected one each")
-    kind = KINDS[decoding["kind"]]
-    return [
-        kind(decoding, {name: values[number] for name, values in outputs.items()}, place)
-        for number, place in enumerate(places)
-    ]
+    rows = [dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)]
+    return [KINDS[decoding["kind"]](decoding, row, place) for row, place in zip(rows, places, strict=True)]
 
 
 def _from_anchors(decoding: Mapping[str, Any], outputs: Found, place: Place) -> Found:
-    levels = [anchors_of(level, place.canvas, decoding["offset"]) for level in decoding["levels"]]
+    levels = []
+    for level in decoding["levels"]:  # the boxes of a position, at every position of a map row by row
+        grid = [-(-side // level["stride"]) for side in place.canvas]
+        steps = [(np.arange(n) + decoding["offset"]) * step for n, step in zip(grid, level["step"], strict=True)]
+        y, x = np.meshgrid(*steps, indexing="ij")
+        boxes = np.stack([x, y, x, y], -1).reshape(-1, 1, 4) + np.array(level["boxes"])
+        levels.append(boxes.reshape(-1, 4).astype(np.float32))
     anchors, counts = np.concatenate(levels), [len(level) for level in levels]
     if len(anchors) != len(outputs["cls_logits"]):
         raise ValueError(
@@ -67,15 +65,6 @@ def _from_anchors(decoding: Mapping[str, Any], outputs: Found, place: Place) -> 
     kept = suppress(boxes, scores, labels, decoding["overlap"], decoding["detections"])
     stretch = np.array(place.image, np.float32) / np.array(place.seen, np.float32)
     return {"boxes": boxes[kept] * np.tile(stretch[::-1], 2), "labels": labels[kept] + 1, "scores": scores[kept]}
-
-
-def anchors_of(level: Mapping[str, Any], canvas: tuple[int, int], offset: float) -> np.ndarray:
-    """(A, 4) of one map: the boxes of a position, at every position of the map row by row."""
-    rows, columns = (-(-side // level["stride"]) for side in canvas)
-    y, x = ((np.arange(count) + offset) * step for count, step in zip((rows, columns), level["step"], strict=True))
-    y, x = np.meshgrid(y, x, indexing="ij")
-    centres = np.stack([x, y, x, y], -1).reshape(-1, 1, 4)
-    return (centres + np.array(level["boxes"])).reshape(-1, 4).astype(np.float32)
 
 
 def box_of(decoding: Mapping[str, Any], said: np.ndarray, anchors: np.ndarray) -> np.ndarray:
@@ -113,12 +102,15 @@ def suppress(boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, overlap:
 def _from_queries(decoding: Mapping[str, Any], outputs: Found, place: Place) -> Found:
     logits = outputs["logits"].ravel()
     best = np.argsort(-logits, kind="stable")[: decoding["detections"]]
-    scores = sigmoid(logits[best])
-    best, scores = best[scores >= decoding["score_threshold"]], scores[scores >= decoding["score_threshold"]]
+    best = best[sigmoid(logits[best]) >= decoding["score_threshold"]]
     rows, labels = np.divmod(best, decoding["classes"])
     centres, half = outputs["boxes"][rows, :2], outputs["boxes"][rows, 2:] / 2
     shares = np.concatenate([centres - half, centres + half], 1).clip(0, 1)
-    return {"boxes": shares * np.array(place.image[::-1] * 2, np.float32), "labels": labels + 1, "scores": scores}
+    return {
+        "boxes": shares * np.array(place.image[::-1] * 2, np.float32),
+        "labels": labels + 1,
+        "scores": sigmoid(logits[best]),
+    }
 
 
 def _from_pixels(decoding: Mapping[str, Any], outputs: Found, place: Place) -> Found:

@@ -7,41 +7,31 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..lowering.operations import average_by_products
+from ..lowering.operations import average_by_products, free
 
 NEARLY = 1e-4  # of scores, over the largest: what rounding makes of equals in another runtime
 
 
 class Copying(TorchFunctionMode):
-    """In programs for any size, what might do without a copy makes one.
-
-    Whether it could may depend on a map having but one cell, or a batch one image: torch would answer for the example
-    and have the program refuse what differs.
-    """
+    """In programs for any size, what might do without a copy makes one: whether it could may depend on a map having but
+    one cell, or a batch one image; torch would answer for the example and have the program refuse what differs."""
 
     might = frozenset({Tensor.reshape, Tensor.contiguous, Tensor.flatten, torch.reshape, torch.flatten})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.might and _is_open(args[0]):
+        if func in self.might and free(*args[0].shape):
             args = (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
 class RawDetector(nn.Module):
-    """A one-stage detector: (B, C, H, W), normalised, -> class logits (B, A, K), boxes (B, A, 4), of some centerness.
-
-    Args:
-        model: RetinaNet, FCOS or SSDLite of this package.
-        outputs: Which of what its head gives, in order.
-    """
+    """RetinaNet, FCOS or SSDLite: (B, C, H, W), normalised, -> some of what its head gives: class logits (B, A, K),
+    boxes (B, A, 4), of some centerness."""
 
     def __init__(self, model: Any, outputs: tuple[str, ...]):
         super().__init__()
         self.backbone, self.head, self.outputs = model.backbone, model.head, outputs
-        replaced(
-            self.head,
-            lambda layer: SingleChannel(layer) if isinstance(layer, nn.Conv2d) and layer.out_channels == 1 else layer,
-        )
+        replace_layers(self.head, nn.Conv2d, lambda one: SingleChannel(one) if one.out_channels == 1 else one)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         with Copying():
@@ -59,15 +49,10 @@ class SingleChannel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         one = self.convolution
-        if not _is_open(x):
+        if not free(*x.shape):
             return one(x)
         both = one._conv_forward(x, one.weight.repeat(2, 1, 1, 1), None if one.bias is None else one.bias.repeat(2))
         return both[:, :1].clone(memory_format=torch.contiguous_format)
-
-
-def _is_open(x: Tensor) -> bool:
-    """Whether a side is left open."""
-    return any(isinstance(side, torch.SymInt) for side in x.shape)
 
 
 class RawQueries(nn.Module):
@@ -76,8 +61,8 @@ class RawQueries(nn.Module):
     Third comes which position each query began from, (B, Q): of positions with near equal scores another runtime may
     well choose others, and only `following` its choice can one tell whether it computes the same.
 
-    The layers are those of transformers. Its own way through them counts images with `len`, which fixes their number
-    in an exported program, and makes anchors anew each time; here these are constants. The model's decoder is changed.
+    The layers are those of transformers, whose own way through them counts images with `len`, which fixes their number
+    in a program, and makes anchors anew each time; here these are constants. The model's decoder is changed.
     """
 
     anchors: Tensor
@@ -108,10 +93,7 @@ class RawQueries(nn.Module):
         return (*self.decide(tokens, proposals, chosen), chosen)
 
     def following(self, images: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The answer for positions (B, Q) that another has chosen, if their scores are those of the best; else its own.
-
-        Scores may differ by rounding: by NEARLY of the largest.
-        """
+        """The answer for positions (B, Q) that another has chosen, if these are as good; else for its own."""
         tokens, proposals, scores = self.propose(images)
         if not as_good(scores, chosen, self.queries):
             chosen = scores.topk(self.queries, dim=1).indices
@@ -153,18 +135,14 @@ def as_good(scores: Tensor, chosen: Tensor, count: int) -> bool:
 class RawSegmenter(nn.Module):
     """(B, C, H, W), normalised, -> logits (B, K, ceil(H / 4), ceil(W / 4)) of the classes.
 
-    At the size in which they are computed: enlarged to pixels they are sixteen times as many numbers and no more
-    knowledge. Enlarging, cropping and resizing to the image are together one matrix for the rows and one for the
-    columns, which decoding multiplies by.
+    At the size in which they are computed: enlarging, cropping and resizing to the image are together one matrix for
+    the rows and one for the columns, which decoding multiplies by.
     """
 
     def __init__(self, model: Any):
         super().__init__()
         self.stages, self.decoder, self.classifier = model.stages, model.decoder, model.classifier
-        replaced(
-            self.decoder,
-            lambda layer: PoolToCells(layer.output_size) if isinstance(layer, nn.AdaptiveAvgPool2d) else layer,
-        )
+        replace_layers(self.decoder, nn.AdaptiveAvgPool2d, lambda pool: PoolToCells(pool.output_size))
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
         with Copying():
@@ -172,10 +150,7 @@ class RawSegmenter(nn.Module):
 
 
 class PoolToCells(nn.Module):
-    """nn.AdaptiveAvgPool2d as two products: (B, C, H, W) -> (B, C, cells, cells).
-
-    Exporters make a gather of each cell of the usual one.
-    """
+    """nn.AdaptiveAvgPool2d as two products, (B, C, H, W) -> (B, C, cells, cells); of it exporters make gathers."""
 
     def __init__(self, cells: int):
         super().__init__()
@@ -185,11 +160,12 @@ class PoolToCells(nn.Module):
         return x.mean((2, 3), keepdim=True) if self.cells == 1 else average_by_products(x, self.cells, self.cells)
 
 
-def replaced(model: nn.Module, make: Callable[[Any], nn.Module]) -> None:
-    """Put other layers in the place of some, in place. make: a layer -> what comes there, which may be the same."""
+def replace_layers(model: nn.Module, kind: type, make: Callable[[Any], nn.Module]) -> None:
+    """Put in the place of each layer of a kind what is made of it, which may be the same."""
     for module in list(model.modules()):
         for name, child in module.named_children():
-            setattr(module, name, make(child))
+            if isinstance(child, kind):
+                setattr(module, name, make(child))
 
 
 class AsTuple(nn.Module):

@@ -16,6 +16,13 @@ CELL = 32  # pixels of the coarsest map of all backbones
 BOXES = ("cls_logits", "bbox_regression")
 PADDING = 1.25  # of a crop around a box; as pose models are trained
 WANTS_REGIONS = ("faster_rcnn", "mask_rcnn", "cascade_mask_rcnn", "keypoint_rcnn")
+WITHOUT_REGIONS = {
+    "instances": "no head for masks does without; train semantic_fpn or upernet for classes of pixels",
+    "keypoints": "train simple_baseline, which finds keypoints in boxes",
+}
+
+
+Said = dict[str, Any]  # as JSON can hold it
 
 
 class NotExportable(ValueError):
@@ -30,68 +37,44 @@ class RawModel:
     outputs: tuple[str, ...]  # their names
     size: tuple[int, int]  # (height, width) of the images that it is exported for if these are fixed
     any_size: bool  # whether height and width can be left open
-    preprocessing: dict[str, Any]  # how an image becomes the model's input; see `images`
-    decoding: dict[str, Any]  # how outputs become findings; see `decoding`
-
-    @property
-    def example_size(self) -> tuple[int, int]:
-        """(height, width) to capture it at for any size: no map has equal sides or one of a single cell, which would be
-        taken for rules."""
-        return 9 * CELL, 17 * CELL
+    preprocessing: Said  # how an image becomes the model's input; see `session`
+    decoding: Said  # how outputs become findings; see `decoding`
 
 
 def check_exportable(head: str, task: str) -> None:
     """Refuse heads that no runtime takes, before anything is opened: those that look into regions of their choice."""
     known = f"heads that export are {', '.join(HEADS)}"
     if head in WANTS_REGIONS:
-        other = {
-            "instances": "no head for masks does without; train semantic_fpn or upernet for classes of pixels",
-            "keypoints": "train simple_baseline, which finds keypoints in boxes",
-        }
         raise NotExportable(
             f"{head} looks into regions of its own choice, as many as it finds, which exported graphs cannot; "
-            f"{other.get(task, 'train retinanet, fcos, ssdlite or rtdetr')}; {known}"
+            f"{WITHOUT_REGIONS.get(task, 'train retinanet, fcos, ssdlite or rtdetr')}; {known}"
         )
     if head not in HEADS:
         raise NotExportable(f"{head} has no export; {known}")
 
 
 def raw_model(run: DenseModel, *, canvas: tuple[int, int] | None = None) -> RawModel:
-    """The part of a dense model that runtimes execute.
-
-    Decoding and suppression of boxes are left out: they depend on what was found, which no graph of a fixed shape
-    can. Another size of images is that of the run: `open_dense(path, size=...)`.
+    """The part of a dense model that runtimes execute: without decoding and suppression of boxes, which depend on what
+    was found, as no graph of a fixed shape can.
 
     Args:
-        canvas: (height, width) that every image is fitted into if sizes are not left open; by default a square. For
-            models that resize images to one size whatever their aspect, there is nothing to choose.
-
-    Raises:
-        NotExportable: The model looks into regions of its own choice.
+        canvas: (height, width) that images are fitted into if sizes are not left open, where the model lets one choose.
     """
     check_exportable(run.head, run.task)
     model = deepcopy(run.model).cpu().float().eval().requires_grad_(False)
     found = HEADS[run.head](run, model)
+    if canvas is not None:
+        shown = f"canvas={canvas[0]}x{canvas[1]}"
+        if found.preprocessing["way"] != "fit" and canvas != found.size:
+            raise ValueError(f"{shown}; {run.head} takes {found.size[0]}x{found.size[1]} alone")
+        near = [max(CELL, CELL * round(side / CELL)) for side in canvas]
+        if found.preprocessing["way"] == "fit" and near != [*canvas]:
+            raise ValueError(f"{shown}; expected multiples of {CELL}, for instance {near[0]}x{near[1]}")
+        found = replace(found, size=canvas)
     said = {"mean": [float(x) for x in model.stages.mean], "std": [float(x) for x in model.stages.std]}
     ids = [run.category_ids[label] for label in sorted(run.category_ids)]  # of COCO, in the order of the labels
-    return replace(
-        found,
-        model=found.model.eval(),
-        size=found.size if canvas is None else _checked(canvas, found, run.head),
-        preprocessing=found.preprocessing | said,
-        decoding={"head": run.head, **found.decoding, **({"category_ids": ids} if ids else {})},
-    )
-
-
-def _checked(canvas: tuple[int, int], found: RawModel, head: str) -> tuple[int, int]:
-    shown = f"canvas={canvas[0]}x{canvas[1]}"
-    if found.preprocessing["way"] != "fit":
-        if canvas != found.size:
-            raise ValueError(f"{shown}; {head} takes {found.size[0]}x{found.size[1]} alone")
-    elif min(canvas) < CELL or any(side % CELL for side in canvas):
-        near = [max(CELL, CELL * round(side / CELL)) for side in canvas]
-        raise ValueError(f"{shown}; expected multiples of {CELL}, for instance {near[0]}x{near[1]}")
-    return canvas
+    decoding = {"head": run.head, **found.decoding, **({"category_ids": ids} if ids else {})}
+    return replace(found, model=found.model.eval(), preprocessing=found.preprocessing | said, decoding=decoding)
 
 
 def _dense_anchors(run: DenseModel, model: Any) -> RawModel:
@@ -106,8 +89,9 @@ def _dense_anchors(run: DenseModel, model: Any) -> RawModel:
     outputs = (*BOXES, *(["bbox_ctrness"] if centered else []))
     decoding = _of_anchors(model, "sigmoid", levels, generator.offset, None if run.head == "fcos" else model.box_coder)
     short, long = model.transform.image_size or (None, None)
-    preprocessing = _fitting(short, long, multiple=model.transform.size_divisible)
-    return _open(model, RawDetector(model, outputs), outputs, preprocessing, decoding, long)
+    sides = {"short_side": short, "long_side": long, "rounding": "down"}
+    multiple = {"antialias": False, "multiple": model.transform.size_divisible}
+    return _fitting(model, RawDetector(model, outputs), outputs, sides | multiple, decoding, long)
 
 
 def _default_boxes(run: DenseModel, model: Any) -> RawModel:
@@ -125,14 +109,14 @@ def _default_boxes(run: DenseModel, model: Any) -> RawModel:
     return RawModel(RawDetector(model, BOXES), BOXES, (height, width), False, preprocessing, decoding)
 
 
-def _of_anchors(model: Any, scores: str, levels: list[dict[str, Any]], offset: float, coder: Any) -> dict[str, Any]:
+def _of_anchors(model: Any, scores: str, levels: list[Said], offset: float, coder: Any) -> Said:
     """How boxes come from anchors and are suppressed. coder: of boxes as deltas; None where they are distances."""
-    return {
+    boxes: Said = {"coder": "distances", "weights": None, "largest_growth": None}
+    if coder is not None:
+        boxes = {"coder": "deltas", "weights": list(coder.weights), "largest_growth": coder.bbox_xform_clip}
+    return boxes | {
         "kind": "anchors",
         "scores": scores,
-        "coder": "distances" if coder is None else "deltas",
-        "weights": None if coder is None else list(coder.weights),
-        "largest_growth": None if coder is None else coder.bbox_xform_clip,
         "offset": offset,
         "levels": levels,
         "classes": model.num_classes,
@@ -155,8 +139,19 @@ def _pixels(run: DenseModel, model: Any) -> RawModel:
     """Segmenters: images keep their aspect."""
     views = run.views()
     decoding = {"kind": "pixels", "classes": model.num_classes, "stride": model.stages.strides[0]}
-    preprocessing = _fitting(views.short_side, views.long_side, rounding="nearest", antialias=True)
-    return _open(model, RawSegmenter(model), ("logits",), preprocessing, decoding, views.short_side)
+    sides = {"short_side": views.short_side, "long_side": views.long_side, "rounding": "nearest"}
+    said = sides | {"antialias": True, "multiple": 1}
+    return _fitting(model, RawSegmenter(model), ("logits",), said, decoding, views.short_side)
+
+
+def _fitting(
+    model: Any, inner: nn.Module, outputs: tuple[str, ...], said: Said, decoding: Said, canvas: int | None
+) -> RawModel:
+    """For images that keep their aspect: the shorter side gets "short_side" pixels unless the longer would exceed
+    "long_side"; on a square of at least `canvas`, or padded to a "multiple" where sizes are open."""
+    side = -(-(canvas or 640) // CELL) * CELL
+    # A backbone of one size alone has every image resized inside, which is no graph for all sizes
+    return RawModel(inner, outputs, (side, side), model.stages.fixed_size is None, {"way": "fit", **said}, decoding)
 
 
 def _heat_maps(run: DenseModel, model: Any) -> RawModel:
@@ -182,26 +177,3 @@ HEADS: dict[str, Callable[[DenseModel, Any], RawModel]] = {
     "upernet": _pixels,
     "simple_baseline": _heat_maps,
 }
-
-
-def _fitting(
-    short: int | None, long: int | None, *, rounding: str = "down", antialias: bool = False, multiple: int = 1
-) -> dict[str, Any]:
-    """Images keep their aspect: the shorter side gets `short` pixels unless the longer would exceed `long`; where sizes
-    are open they are padded to a multiple."""
-    sides = {"short_side": short, "long_side": long, "rounding": rounding}
-    return {"way": "fit", **sides, "antialias": antialias, "multiple": multiple}
-
-
-def _open(
-    model: Any,
-    inner: nn.Module,
-    outputs: tuple[str, ...],
-    preprocessing: dict[str, Any],
-    decoding: dict[str, Any],
-    canvas: int | None,
-) -> RawModel:
-    """For images that keep their aspect; where sizes are fixed, on a square of at least this side."""
-    side = -(-(canvas or 640) // CELL) * CELL
-    # A backbone of one size alone has every image resized inside, which is no graph for all sizes
-    return RawModel(inner, outputs, (side, side), model.stages.fixed_size is None, preprocessing, decoding)

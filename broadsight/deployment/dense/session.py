@@ -4,12 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
-from ..description import Description
-from ..session import Session
-from .decoding import Found, decode
-from .images import crops, whole_image
+from ...data.decoding import decode as decode_photo
+from ...data.dense.pose_crops import cut_out
+from ...data.dense.pose_geometry import crop_affine, invert_affine
+from ..graph import LEAST_SIDE
+from ..session import Description, Session
+from .decoding import Found, Place, decode
 
 Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
@@ -52,13 +57,61 @@ def find(model: Model, description: Description, image: Image.Image, boxes: Any 
     return {"boxes": boxes, "labels": np.ones(len(boxes), np.int64), "scores": scores, "keypoints": points}
 
 
+def whole_image(description: Description, photo: Image.Image) -> tuple[np.ndarray, Place]:
+    """An image as the model takes it, (C, H, W) of float32 and normalised, and where its pixels are from.
+
+    Resized to the model's one size, or with its aspect and padded by zeros below and at the right: to the canvas that
+    was exported, or where sizes are open to a multiple that the model is used to.
+    """
+    said, image = description.preprocessing, description.image
+    pixels = torch.from_numpy(np.array(decode_photo(photo, image["channels"])))
+    pixels = pixels.reshape(*pixels.shape[:2], -1).permute(2, 0, 1).float() / 255
+    size, canvas = (pixels.shape[-2], pixels.shape[-1]), (image["height"], image["width"])
+    seen = canvas
+    if said["way"] == "fit":
+        factor = said["short_side"] / min(size) if said["short_side"] else 1.0
+        if said["long_side"]:
+            factor = min(factor, said["long_side"] / max(size))
+        if not image["any_size"]:
+            factor = min(factor, canvas[0] / size[0], canvas[1] / size[1])
+        more = 0.5 if said["rounding"] == "nearest" else 0.0
+        seen = max(1, int(size[0] * factor + more)), max(1, int(size[1] * factor + more))
+        if image["any_size"]:
+            height, width = (max(LEAST_SIDE, -(-side // said["multiple"]) * said["multiple"]) for side in seen)
+            canvas = height, width
+    elif said["way"] != "exact":
+        raise ValueError(f"{description.title} looks at crops of single objects; give their boxes")
+    if size != seen:
+        options: Any = dict(mode="bilinear", align_corners=False, antialias=said["antialias"])
+        pixels = F.interpolate(pixels[None], seen, **options)[0]
+    found = F.pad(_normalised(pixels, said), (0, canvas[1] - seen[1], 0, canvas[0] - seen[0]))
+    return found.numpy(), Place(size, seen, canvas)
+
+
+def crops(description: Description, photo: Image.Image, boxes: Any) -> tuple[np.ndarray, list[Place]]:
+    """Each box (N, 4) of an image cut out as the model takes it, (N, C, H, W), with some of what is around it."""
+    said, image = description.preprocessing, description.image
+    if said["way"] != "crops":
+        raise ValueError(f"{description.title} finds boxes by itself; give it images alone")
+    boxes = torch.as_tensor(boxes, dtype=torch.float64).reshape(-1, 4)
+    photo, size = decode_photo(photo, image["channels"]), (image["height"], image["width"])
+    back = invert_affine(crop_affine(boxes, size, padding=said["padding"]))
+    cut = [_normalised(cut_out(photo, matrix, size).float() / 255, said) for matrix in back]
+    images = torch.stack(cut) if cut else torch.zeros(0, image["channels"], *size)
+    return images.numpy(), [Place((photo.height, photo.width), size, size, matrix.numpy()) for matrix in back]
+
+
+def _normalised(pixels: Tensor, said: dict[str, Any]) -> Tensor:
+    mean, std = (torch.tensor(said[key], dtype=torch.float32)[:, None, None] for key in ("mean", "std"))
+    return (pixels - mean) / std
+
+
 def apart(found: Found, expected: Found) -> dict[str, float]:
     """How far two answers about one image are from each other.
 
-    Returns:
-        "differing": which part of the objects, keypoints or pixels is not the same: an object is if the other answer
-        has one of its label within a pixel and 0.01 of its score, a keypoint if it is within a pixel, a pixel if its
-        class is equal. "pixels": how far corners of boxes or keypoints are apart at most among those that are the same.
+    "differing" is which part of the objects, keypoints or pixels is not the same: an object is if the other answer has
+    one of its label within a pixel and 0.01 of its score, a keypoint if it is within a pixel, a pixel if its class is
+    equal. "pixels" is how far corners of boxes or keypoints are apart at most among those that are the same.
     """
     if "classes" in expected:
         return {"differing": float((found["classes"] != expected["classes"]).mean()), "pixels": 0.0}

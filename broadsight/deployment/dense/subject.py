@@ -1,7 +1,7 @@
 """Detectors, segmenters and pose models as they are exported: raw outputs, and in words what makes findings of them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,21 @@ from ...data.sources.unlabelled import find_images
 from ...layers import PartialAttention
 from ...runs.dense_model import DenseModel, open_dense
 from ...training.run_folder import RunFolder
-from ..description import Description
-from ..session import Session
-from ..subject import Subject, provenance
-from .images import crops, whole_image
+from ..session import Description, Session
+from ..subject import Subject, provenance, spread
 from .raw import CELL, RawModel, check_exportable, raw_model
-from .session import apart, find
+from .session import apart, crops, find, whole_image
 
 NO_SIZE = 224  # pixels of scenes for a model that takes images as they come
+EXAMPLE_SIZE = 9 * CELL, 17 * CELL  # to capture for any size: no map of it has equal sides or one single cell
+WHY_ONE_SIZE = {
+    "exact": "its head is made for {sides}, to which every image is resized",
+    "crops": "it looks at crops of {sides}",
+    "fit": "its backbone brings all images to one",
+}
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An image to compare on; for pose models with the boxes (N, 4) of its objects, or None for all of it."""
-
-    image: Image.Image
-    boxes: np.ndarray | None = None
+Shown = tuple[Image.Image, np.ndarray | None]  # to compare on; for pose models with boxes (N, 4), or None for all of it
 
 
 def of_dense(
@@ -42,6 +41,7 @@ def of_dense(
     size: int | None = None,
     any_size: bool = False,
     canvas: tuple[int, int] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Subject:
     """A dense run, on the CPU.
 
@@ -52,32 +52,12 @@ def of_dense(
         size: Pixels of the shorter side to look at images in, instead of those it was trained in.
         any_size: Whether sizes will be left open; it changes what the user is told.
         canvas: (height, width) that images are fitted into where sizes are fixed, multiples of 32; a square if None.
-
-    Raises:
-        NotExportable: The head looks into regions of its own choice; said before any weights are read.
     """
-    config = RunFolder(run.path if isinstance(run, DenseModel) else run).dense_config()
-    settings = config["broadsight"]["settings"]
-    check_exportable(settings["head"], config["broadsight"]["task"])
-    opened = run if isinstance(run, DenseModel) else open_dense(run, device="cpu", size=size)
-    return of_opened(opened, command, config, images, count, any_size=any_size, canvas=canvas)
-
-
-def of_opened(
-    run: DenseModel,
-    command: str,
-    config: Mapping[str, Any],
-    images: Sequence[str] = (),
-    count: int = 8,
-    *,
-    any_size: bool = False,
-    canvas: tuple[int, int] | None = None,
-) -> Subject:
-    """As `of_dense`, of a model that is open already.
-
-    Args:
-        config: What the run's folder says of it.
-    """
+    if config is None:  # what the run's folder says of it
+        config = RunFolder(run.path if isinstance(run, DenseModel) else run).dense_config()
+        check_exportable(config["broadsight"]["settings"]["head"], config["broadsight"]["task"])
+    if isinstance(run, str | Path):
+        run = open_dense(run, device="cpu", size=size)
     raw = raw_model(run, canvas=canvas)
     height, width = raw.size
     description = Description(
@@ -96,6 +76,7 @@ def of_opened(
         other = "" if not raw.any_size else "; --any-size sees them as the run does"
         notes = (*notes, f"images that are not square are made to fit {height}x{width} pixels{other}")
 
+    why = WHY_ONE_SIZE[raw.preprocessing["way"]].format(sides=f"{height}x{width}")
     chooses = any(isinstance(module, PartialAttention) for module in raw.model.modules())
     if chooses:
         # Rounding decides which of equals are foreground, and all positions of a padding are equal
@@ -106,15 +87,21 @@ def of_opened(
             found = raw.model(torch.from_numpy(batch))
         return {name: one.numpy() for name, one in zip(raw.outputs, found, strict=True)}
 
+    def follow(batch: np.ndarray, found: dict[str, np.ndarray]) -> list[np.ndarray]:
+        queries: Any = raw.model
+        with torch.inference_mode():
+            answers = queries.following(torch.from_numpy(batch), torch.from_numpy(found["chosen"]))
+        return [one.numpy() for one in answers]
+
     return Subject(
         model=raw.model,
         description=description,
         images=lambda side: _images(description, shown, count, free=side is not None, filled=chooses),
         shown=words,
         notes=notes,
-        obstacle=_why_one_size(raw),
-        example_size=raw.example_size if raw.any_size else None,
-        follow=_follow(raw) if "chosen" in raw.outputs else None,
+        obstacle="" if raw.any_size else f"{why}; leave the option out",
+        example_size=EXAMPLE_SIZE if raw.any_size else None,
+        follow=follow if "chosen" in raw.outputs else None,
         findings=lambda session: _findings(session, model, shown),
     )
 
@@ -122,21 +109,16 @@ def of_opened(
 def _images(
     description: Description, shown: Sequence[Shown], count: int, *, free: bool, filled: bool
 ) -> list[np.ndarray]:
-    """The images as images (1, C, H, W).
-
-    Args:
-        free: Where sizes are open, the first in one that is a multiple of nothing, the others each in its own.
-        filled: Stretch images to where they would be padded; then the first is in multiples of cells.
-    """
+    """The images as (1, C, H, W); with `free` sizes the first in one that is a multiple of nothing, the others each in
+    its own; `filled` stretches them to where they would be padded, and then the first is in multiples of cells."""
     if description.preprocessing["way"] == "crops" and not filled:
         found: list[np.ndarray] = []
-        for one in shown:
-            whole = [[0, 0, one.image.width, one.image.height]]
-            cut = crops(description, one.image, whole if one.boxes is None else one.boxes)[0]
-            found += [image[None] for image in cut]
+        for photo, boxes in shown:
+            whole = [[0, 0, photo.width, photo.height]]
+            found += [image[None] for image in crops(description, photo, whole if boxes is None else boxes)[0]]
         return found[:count]
     if not free:
-        return [_image(description, one.image, filled) for one in shown]
+        return [_image(description, photo, filled) for photo, _ in shown]
     said, image = description.preprocessing, description.image
     side = said["short_side"] or min(image["height"], image["width"]) // 2
     height, width = side // 2 * 2 + 3, side * 4 // 3 // 2 * 2 + 5
@@ -148,7 +130,7 @@ def _images(
         image={**image, "height": height, "width": width},
     )
     own = replace(description, image={**image, "any_size": True})
-    return [_image(odd if not place else own, one.image, filled) for place, one in enumerate(shown)]
+    return [_image(own if place else odd, photo, filled) for place, (photo, _) in enumerate(shown)]
 
 
 def _image(description: Description, photo: Image.Image, filled: bool) -> np.ndarray:
@@ -165,34 +147,11 @@ def _image(description: Description, photo: Image.Image, filled: bool) -> np.nda
 def _findings(session: Session, model: Any, shown: Sequence[Shown]) -> dict[str, float]:
     """How far what an artefact finds in images is from what the model in torch does, decoded alike."""
     said = session.description
-    each = [apart(find(session, said, one.image, one.boxes), find(model, said, one.image, one.boxes)) for one in shown]
+    each = [apart(find(session, said, *one), find(model, said, *one)) for one in shown]
     return {
         "differing": float(np.mean([one["differing"] for one in each])),
         "pixels": float(np.max([one["pixels"] for one in each])),
     }
-
-
-def _follow(raw: RawModel) -> Callable[[np.ndarray, dict[str, np.ndarray]], list[np.ndarray]]:
-    model: Any = raw.model
-
-    def follow(images: np.ndarray, found: dict[str, np.ndarray]) -> list[np.ndarray]:
-        with torch.inference_mode():
-            answers = model.following(torch.from_numpy(images), torch.from_numpy(found["chosen"]))
-        return [one.numpy() for one in answers]
-
-    return follow
-
-
-def _why_one_size(raw: RawModel) -> str:
-    if raw.any_size:
-        return ""
-    sides = f"{raw.size[0]}x{raw.size[1]}"
-    why = {
-        "exact": f"its head is made for {sides}, to which every image is resized",
-        "crops": f"it looks at crops of {sides}",
-        "fit": "its backbone brings all images to one",
-    }
-    return f"{why[raw.preprocessing['way']]}; leave the option out"
 
 
 def _shown(
@@ -212,17 +171,15 @@ def _shown(
     side = raw.preprocessing.get("short_side") or (NO_SIZE if raw.preprocessing["way"] == "fit" else min(raw.size))
     scenes = Scenes(count, size=(side, side * 4 // 3), split="test")
     drawn = [scenes.scene(place) for place in range(count)]
-    return (
-        [Shown(decode(Image.fromarray(one.image), run.channels), one.boxes if run.top_down else None) for one in drawn],
-        "drawn scenes",
-        (),
-    )
+    photos = [decode(Image.fromarray(one.image), run.channels) for one in drawn]
+    boxes = [one.boxes if run.top_down else None for one in drawn]
+    return list(zip(photos, boxes, strict=True)), "drawn scenes", ()
 
 
 def _read(source: Any, count: int, *, boxes: bool = False) -> list[Shown]:
     """So many images from all over a source, without those that cannot be read."""
     found, wrong = [], []
-    for place in np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int).tolist():
+    for place in spread(len(source), count):
         try:
             image = source.open(place)
         except UnreadableImage as error:
@@ -230,7 +187,7 @@ def _read(source: Any, count: int, *, boxes: bool = False) -> list[Shown]:
             continue
         objects = np.asarray(source.target(place)["boxes"], np.float32).reshape(-1, 4) if boxes else np.zeros((0, 4))
         wide = (objects[:, 2:] > objects[:, :2]).all(1)
-        found.append(Shown(image, objects[wide] if wide.any() else None))
+        found.append((image, objects[wide] if wide.any() else None))
     if not found:
         raise ValueError(f"none of the {len(wrong)} images to compare on can be read; {wrong[0]}")
     return found

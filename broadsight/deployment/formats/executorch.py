@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassResult
 
-from ..description import KEY, Description
 from ..quiet import quiet
-from ..session import Session
-from .registry import Format, described, register
+from ..session import KEY, Description, Session
+from . import Format, described, register
 
 SEAL = b"\nbroadsight sha256 "
 
@@ -50,10 +50,22 @@ class ExecuTorch(Format):
 
     def load(self, path: Path, threads: int | None) -> Session:
         with quiet():
+            from executorch.extension.pybindings import portable_lib
             from executorch.runtime import Runtime
 
-            _set_threads(threads)
-            _check(path)
+            # Before a program is loaded: what it holds of an earlier pool of threads is gone with that pool.
+            there = portable_lib._threadpool_get_thread_count()
+            if threads not in (None, there):
+                if len(_open):
+                    what = f"ExecuTorch runs with {there} threads, not {threads}"
+                    raise ValueError(f"{what}, until its open sessions are forgotten")
+                portable_lib._unsafe_reset_threadpool(threads)
+            content = path.read_bytes()
+            if content[4:6] != b"ET":
+                raise ValueError("it is no program of ExecuTorch")
+            whole, seal, _ = content.rpartition(SEAL)
+            if not seal or sealed(whole) != content:  # the runtime may end the whole process over a damaged one
+                raise ValueError("it is damaged, or not by this version of `broadsight export`; export the model again")
             program = Runtime.get().load_program(str(path))  # checks that all that it refers to lies within
             kept: Any = program.load_method(KEY) if program.method_names == {KEY, "forward"} else None
             texts = {} if kept is None else {KEY: bytes(kept.execute([])[0].tolist()).decode()}
@@ -73,28 +85,6 @@ def sealed(program: bytes) -> bytes:
     return bytes(program) + SEAL + hashlib.sha256(program).hexdigest().encode()
 
 
-def _check(path: Path) -> None:
-    """Refuse what is not a program as it was written: the runtime may end the whole process over a damaged one."""
-    content = path.read_bytes()
-    if content[4:6] != b"ET":
-        raise ValueError("it is no program of ExecuTorch")
-    program, seal, _ = content.rpartition(SEAL)
-    if not seal or sealed(program) != content:
-        raise ValueError("it is damaged, or not by this version of `broadsight export`; export the model again")
-
-
-def _set_threads(wanted: int | None) -> None:
-    """Before a program is loaded: what it holds of an earlier pool is gone with that pool, and it computes nonsense."""
-    from executorch.extension.pybindings import portable_lib
-
-    there = portable_lib._threadpool_get_thread_count()
-    if wanted is None or wanted == there:
-        return
-    if len(_open):
-        raise ValueError(f"ExecuTorch runs with {there} threads, not {wanted}, until its open sessions are forgotten")
-    portable_lib._unsafe_reset_threadpool(wanted)
-
-
 def fold_constants(program: ExportedProgram) -> ExportedProgram:
     """A copy in which whatever is computed from weights alone is a weight.
 
@@ -110,7 +100,7 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
     return folded
 
 
-def drop_idle_expands(module: GraphModule) -> Any:
+def drop_idle_expands(module: GraphModule) -> PassResult:
     """Products of batches expand their factors, mostly to the shapes that these have: a copy, and outside XNNPACK."""
     from executorch.exir.dialects._ops import ops
 
@@ -118,18 +108,17 @@ def drop_idle_expands(module: GraphModule) -> Any:
         if node.args[0].meta["val"].shape == node.meta["val"].shape:
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
-    return _changed(module)
+    module.recompile()
+    return PassResult(module, True)
 
 
-def flatten_soft_maxes(module: GraphModule) -> Any:
-    """Soft-maxes over the columns of maps get three dimensions.
-
-    Behind a convolution, whose maps XNNPACK keeps with their channels last, one of four runs over the channels.
-    """
+def flatten_soft_maxes(module: GraphModule) -> PassResult:
+    """Soft-maxes over the columns of maps get three dimensions: behind a convolution, whose maps XNNPACK keeps with
+    their channels last, one of four would run over the channels."""
     from executorch.exir.dialects._ops import ops
 
     for node in module.graph.find_nodes(op="call_function", target=ops.edge.aten._softmax.default):
-        x, dim = node.args[0], node.args[1]
+        x, dim, *others = node.args
         value = x.meta["val"]
         if value.ndim != 4 or dim not in (-1, 3):
             continue
@@ -138,18 +127,11 @@ def flatten_soft_maxes(module: GraphModule) -> Any:
         view = ops.edge.aten.view_copy.default
         with module.graph.inserting_before(node):
             rows = module.graph.call_function(view, (x, flat))
-            rows.meta["val"] = value.new_empty(flat)
-            soft = module.graph.call_function(node.target, (rows, 2, *node.args[2:]))
-            soft.meta["val"] = value.new_empty(flat)
+            soft = module.graph.call_function(node.target, (rows, 2, *others))
+            rows.meta["val"] = soft.meta["val"] = value.new_empty(flat)
             back = module.graph.call_function(view, (soft, shape))
             back.meta = node.meta
         node.replace_all_uses_with(back)
         module.graph.erase_node(node)
-    return _changed(module)
-
-
-def _changed(module: GraphModule) -> Any:
-    from torch.fx.passes.infra.pass_base import PassResult
-
     module.recompile()
     return PassResult(module, True)

@@ -2,20 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from ..description import KEY, Description
 from ..quiet import quiet
-from ..session import Session
-from .registry import Format, described, register
-
-if TYPE_CHECKING:
-    from ..int8.layers import Images
-    from ..int8.onnx import CalibratedONNX
+from ..session import KEY, Description, Session
+from . import Format, described, register
 
 OPSET = 20
 INPUT = "images"
@@ -47,7 +42,7 @@ class ONNX(Format):
         outputs = list(description.outputs)
         return Session(description, lambda images: session.run(outputs, {INPUT: images}))
 
-    def calibrated(self, source: Path, calibration: "Images", threads: int | None = None) -> "CalibratedONNX":
+    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:
         from ..int8.onnx import CalibratedONNX
 
         return CalibratedONNX(source, calibration, threads)
@@ -90,8 +85,8 @@ def _save(model: Any, description: Description, path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def add_bias_within(model: Any) -> int:
-    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place; the number of those.
+def add_bias_within(model: Any) -> None:
+    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place.
 
     Of Gemm, which knows matrices alone, ONNX Runtime adds the bias while it multiplies; Add is a pass over the memory
     of its own, and keeps GELU from its faster form. To reshape before and after costs nothing. ONNX Runtime does so
@@ -101,14 +96,13 @@ def add_bias_within(model: Any) -> int:
 
     graph = model.graph
     constants = {one.name: tuple(one.dims) for one in graph.initializer}
-    shapes = {one.name: _shape(one) for one in (*graph.input, *graph.value_info)}
-    readers: dict[str, list[Any]] = {one.name: [None] for one in graph.output}  # somebody outside reads them
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    shapes = {  # with -1 for a length that is unknown; empty if all of it is
+        one.name: [size.dim_value if size.HasField("dim_value") else -1 for size in one.type.tensor_type.shape.dim]
+        for one in (*graph.input, *graph.value_info)
+    }
+    readers = readers_of(graph)
     kept: list[Any] = []
     replaced: set[int] = set()
-    made = 0
     for node in graph.node:
         found = None if node.op_type != "MatMul" else _biased(node, constants, shapes, readers)
         if found is None:
@@ -116,7 +110,7 @@ def add_bias_within(model: Any) -> int:
             continue
         add, bias, front = found
         rows, width = constants[node.input[1]]
-        stem, made = f"{node.output[0]}_rows", made + 1
+        stem = f"{node.output[0]}_rows"
         for name, target in ((f"{stem}_flat", [-1, rows]), (f"{stem}_whole", [*front, width])):
             graph.initializer.append(numpy_helper.from_array(np.array(target, np.int64), name))
         gemm = helper.make_node("Gemm", [stem, node.input[1], bias], [f"{stem}_sum"], name=node.name)
@@ -131,16 +125,24 @@ def add_bias_within(model: Any) -> int:
     kept = [node for node in kept if id(node) not in replaced]
     del graph.node[:]
     graph.node.extend(kept)
-    gone = [place for place, one in enumerate(graph.value_info) if one.name not in shapes]
-    for place in reversed(gone):
-        del graph.value_info[place]
-    return made
+    known = [one for one in graph.value_info if one.name in shapes]
+    del graph.value_info[:]
+    graph.value_info.extend(known)
+
+
+def readers_of(graph: Any) -> dict[str, list[Any]]:
+    """By the name of a tensor the nodes that read it, with None for who stands outside of the graph."""
+    readers: dict[str, list[Any]] = {one.name: [None] for one in graph.output}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    return readers
 
 
 def _biased(node: Any, constants: Any, shapes: Any, readers: Any) -> tuple[Any, str, list[int]] | None:
     """The Add behind a MatMul, the name of its bias, and the leading axes of the result with -1 for an unknown one."""
-    weight, shape = constants.get(node.input[1], ()), shapes.get(node.input[0])
-    if len(weight) != 2 or shape is None or len(shape) < 3 or shape[-1] != weight[0]:
+    weight, shape = constants.get(node.input[1], ()), shapes.get(node.input[0], [])
+    if len(weight) != 2 or len(shape) < 3 or shape[-1] != weight[0]:
         return None
     (add, *others) = readers.get(node.output[0], [None])
     if others or add is None or add.op_type != "Add":
@@ -148,24 +150,12 @@ def _biased(node: Any, constants: Any, shapes: Any, readers: Any) -> tuple[Any, 
     bias = add.input[1] if add.input[0] == node.output[0] else add.input[0]
     if constants.get(bias) != (weight[1],):
         return None
-    front = [-1 if size is None else size for size in shape[:-1]]
+    front = shape[:-1]
     return None if front.count(-1) > 1 or 0 in front else (add, bias, front)
 
 
-def _shape(value: Any) -> tuple[int | None, ...] | None:
-    """Of a value, None where a length, or the whole of it, is unknown."""
-    kind = value.type.tensor_type
-    if not kind.HasField("shape"):
-        return None
-    return tuple(size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim)
-
-
 def check_onnx(content: bytes) -> None:
-    """Refuse a file that refers to others, or to operators that are not ONNX Runtime's.
-
-    Raises:
-        ValueError: With what it holds.
-    """
+    """Refuse a file that refers to others, or to operators that are not ONNX Runtime's: a ValueError with what."""
     import onnx
 
     try:
@@ -177,34 +167,19 @@ def check_onnx(content: bytes) -> None:
     if any(entry.key == OPTIONS for entry in model.metadata_props):
         raise ValueError(f"it sets options of ONNX Runtime ({OPTIONS}); expected a model alone")
     domains = {*DOMAINS, *(function.domain for function in model.functions)}
-    for part in (graph for whole in (model.graph, *model.functions) for graph in _graphs(whole)):
-        for node in part.node:
-            if node.op_type == COMPILED or node.domain not in domains:
-                name = f"{node.domain}.{node.op_type}"
-                raise ValueError(f"it calls {name[:80]!r}, which is no operator of ONNX Runtime")
-        for tensor in _tensors(part):
-            if tensor.data_location == tensor.EXTERNAL or tensor.external_data:
-                place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-                raise ValueError(
-                    f"its tensor {tensor.name[:80]!r} lies in another file, {place[:80]!r}; expected one file"
-                )
+    for part in _parts(model):
+        if isinstance(part, onnx.NodeProto) and (part.op_type == COMPILED or part.domain not in domains):
+            name = f"{part.domain}.{part.op_type}"
+            raise ValueError(f"it calls {name[:80]!r}, which is no operator of ONNX Runtime")
+        if isinstance(part, onnx.TensorProto) and (part.data_location == part.EXTERNAL or part.external_data):
+            place = next((entry.value for entry in part.external_data if entry.key == "location"), "")
+            raise ValueError(f"its tensor {part.name[:80]!r} lies in another file, {place[:80]!r}; expected one file")
 
 
-def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph or function, and the graphs inside its nodes, such as the branches of an If."""
-    yield graph
-    for attribute in (one for node in graph.node for one in node.attribute):
-        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            yield from _graphs(inner)
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """The tensors that a graph or function stores itself."""
-    yield from getattr(graph, "initializer", ())
-    sparse = list(getattr(graph, "sparse_initializer", ()))
-    for attribute in (one for node in graph.node for one in node.attribute):
-        yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
-        sparse += [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else [])]
-        sparse += attribute.sparse_tensors
-    for both in sparse:
-        yield from (both.values, both.indices)
+def _parts(message: Any) -> Iterator[Any]:
+    """Whatever a protobuf message holds, however deep, such as the tensors in the branches of an If."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                yield part
+                yield from _parts(part)

@@ -6,7 +6,7 @@ import tempfile
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,16 +14,10 @@ import torch
 from torch.export import ExportedProgram
 
 from ...files import move_together
-from .. import signal_stack
-from ..description import KEY, Description
-from ..quiet import quiet
-from ..session import Session
+from ..quiet import kept_signal_stack, quiet
+from ..session import KEY, Description, Session
+from . import Format, described, register
 from .onnx import INPUT
-from .registry import Format, described, register
-
-if TYPE_CHECKING:
-    from ..int8.layers import Images
-    from ..int8.openvino import CalibratedOpenVINO
 
 MANY = 2**22  # tokens, more than any map has; twice as many are still exact in float32, in which OpenVINO divides
 LARGEST = 2**28  # bytes of the .xml file; weights are in the other one
@@ -69,7 +63,7 @@ class OpenVINO(Format):
 
         return Session(description, run)
 
-    def calibrated(self, source: Path, calibration: "Images", threads: int | None = None) -> "CalibratedOpenVINO":
+    def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:
         from ..int8.openvino import CalibratedOpenVINO
 
         return CalibratedOpenVINO(source, calibration, threads)
@@ -136,15 +130,13 @@ def compiled(core: Any, model: Any, threads: int | None) -> Any:
     hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None:
         hints["INFERENCE_NUM_THREADS"] = threads
-    with signal_stack.kept():
+    with kept_signal_stack():
         return core.compile_model(model, "CPU", hints)
 
 
 def for_one_image(model: Any, description: Description) -> Any | None:
-    """A copy of a model for any number of images, for one alone; None where other lengths stay open, too.
-
-    OpenVINO fuses attention, norms and chains of small operations where all lengths are known, and else does not.
-    """
+    """A copy of a model for any number of images, for one alone; None where other lengths stay open: OpenVINO fuses
+    attention, norms and chains of small operations only where all lengths are known."""
     if not description.image["any_batch"] or description.image["any_size"]:
         return None
     single = model.clone()
@@ -153,11 +145,7 @@ def for_one_image(model: Any, description: Description) -> Any | None:
 
 
 def check_openvino(path: Path) -> None:
-    """Refuse an .xml file that is no model, refers to others, or needs an extension; its weights lie beside it.
-
-    Raises:
-        ValueError: With what it holds.
-    """
+    """Refuse an .xml file that is no model, refers to others, or needs an extension; its weights lie beside it."""
     size = path.stat().st_size
     if size > LARGEST:
         raise ValueError(f"it has {size:,} bytes; expected {LARGEST:,} at most")

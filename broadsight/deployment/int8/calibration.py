@@ -70,19 +70,25 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
         if given is None:
             raise ValueError(f"{reason}; give labelled images by --data, or any by --calibrate") from None
         return replace(given, notes=(*given.notes, reason))
-    notes = tuple(labelled.notes)
+    place, notes = labelled.place, tuple(labelled.notes)
     if given is not None:
-        return replace(given, task=task, place=labelled.place, notes=(*given.notes, *notes))
+        return replace(given, task=task, place=place, notes=(*given.notes, *notes))
     if other is not None:
-        return Sources(other.source, other.place, task, labelled.place, notes)
-    return _apart(task, labelled.place, images, notes)
+        return Sources(other.source, other.place, task, place, notes)
+    count = len(task.source)
+    if count < 2:
+        raise ValueError(f"{place} has one image; expected two, one of them to calibrate on; or give --calibrate")
+    order = np.random.default_rng(0).permutation(count)
+    few = min(images, max(1, count // 4))
+    measured = replace(task, source=View(task.source, np.sort(order[few:])), accepted=None)
+    note = f"{place} sets nothing apart to train on: accuracy is measured on what was not calibrated on"
+    return Sources(View(task.source, np.sort(order[:few])), place, measured, place, (*notes, note))
 
 
 def _training_part(classifier: Classifier, data: str | None, own: str | None, labelled: Found) -> Found | None:
     """What belongs to labelled images to train on; None if nothing is set apart."""
     if own is not None and (data is None or same_data(data, own)):
-        splits = own_splits(classifier)
-        return Found(splits.train, f"the training part of {own}", (), {})
+        return Found(own_splits(classifier).train, f"the training part of {own}", (), {})
     if labelled.description.get("part") not in ("val", "test") or data is None:
         return None
     run, transforms = classifier.run.get("broadsight", {}), classifier.transforms
@@ -95,36 +101,21 @@ def _training_part(classifier: Classifier, data: str | None, own: str | None, la
     return replace(found, place=f"the training part of {data}")
 
 
-def _apart(task: Task, place: str, images: int, notes: tuple[str, ...]) -> Sources:
-    """Some images to calibrate on, the others to measure on."""
-    count = len(task.source)
-    if count < 2:
-        raise ValueError(f"{place} has one image; expected two, one of them to calibrate on; or give --calibrate")
-    order = np.random.default_rng(0).permutation(count)
-    few = min(images, max(1, count // 4))
-    rest = View(task.source, np.sort(order[few:]))
-    note = f"{place} sets nothing apart to train on: accuracy is measured on what was not calibrated on"
-    measured = replace(task, source=rest, accepted=None)
-    return Sources(View(task.source, np.sort(order[:few])), place, measured, place, (*notes, note))
-
-
 def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[NormalisedImages, tuple[str, ...]]:
     """A number of images, drawn at random, and a note of those that cannot be read."""
     source = sources.calibration
     photos = SourceDataset(source, classifier.transforms.build(training=False))
-    order = np.random.default_rng(0).permutation(len(source)).tolist()
     found: list[Tensor] = []
     skipped: list[tuple[str, str]] = []
-    for place in order:
+    for place in np.random.default_rng(0).permutation(len(source)).tolist():
         batch: Batch = photos.__getitems__([(0, place, place)])
         skipped += batch.skipped
-        if len(batch.images):
-            found.append(batch.images[0])
+        found += batch.images[:1]
         if len(found) == images:
             break
     if not found:
         why = f"; {': '.join(skipped[0])}" if skipped else ""
-        raise ValueError(f"none of the {len(order)} images in {sources.said} can be read to calibrate on{why}")
+        raise ValueError(f"none of the {len(source)} images in {sources.said} can be read to calibrate on{why}")
     read = NormalisedImages(torch.stack(found), classifier.normalise)
     if not skipped:
         return read, ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,6 @@ SHALLOW = "few input channels"
 COMPUTED = "product of activations"
 FACTOR = "factor of a product of activations"
 ENDLESS = "values that are not finite"
-
-
-class Images(Protocol):
-    """Normalised images, all of one size: an array (N, C, H, W), or what makes slices of one when asked."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -36,43 +29,31 @@ class Product:
     before: str | None = None  # key of the convolution whose result it reads, if only activations lie between
     factor: bool = False  # whose result is multiplied by other activations, where the runtime cannot do that in int8
 
-    def obstacle(self, obstacles: dict[str, str]) -> str:
-        """Why it is no good in int8, by the obstacles of the products before it; empty if it is."""
-        if self.computed:
-            return COMPUTED
-        if self.endless:
-            return ENDLESS
-        # Between two that are int8, one of few channels would have to be converted to float and back.
-        if self.channels is not None and self.channels < FEW and (self.before is None or self.before in obstacles):
-            return SHALLOW
-        return FACTOR if self.factor else ""
-
 
 class Calibrated(ABC):
-    """A model in float whose ranges of values are known, ready to be written in int8 as often as wanted.
+    """A float file of ours whose ranges of values are known by images (N, C, H, W) of the kind that the model will see,
+    an array or what makes slices of one; ready to be written in int8 as often as wanted."""
 
-    Args:
-        source: A float file of ours.
-        calibration: Normalised images (N, C, H, W) of the kind that the model will see.
-        threads: For `alone`; None leaves them to the runtime.
-
-    Attributes:
-        layers: Names of those that can be int8, in the order of the graph -> the names of their nodes.
-        passed_over: By name why others stay in float in any case.
-    """
-
-    def __init__(self, source: Path, calibration: Images, threads: int | None = None):
+    def __init__(self, source: Path, calibration: Any, threads: int | None = None):
         if not len(calibration):
             raise ValueError("no images to calibrate with; expected at least one")
         self.calibration, self.threads = calibration, threads
-        self.layers: dict[str, str] = {}
-        self.passed_over: dict[str, str] = {}
-        products, obstacles = self._read(Path(source)), {}
-        for name, product in zip(unique_names([one.place for one in products]), products, strict=True):
-            if obstacle := product.obstacle(obstacles):
-                obstacles[product.key] = self.passed_over[name] = obstacle
+        self.layers: dict[str, str] = {}  # names of those that can be int8, in the order of the graph -> their nodes
+        self.passed_over: dict[str, str] = {}  # by name why others stay in float in any case
+        products, obstacles = self._read(source), {}
+        for name, one in zip(unique_names([one.place for one in products]), products, strict=True):
+            obstacle = FACTOR if one.factor else ""
+            if one.computed:
+                obstacle = COMPUTED
+            elif one.endless:
+                obstacle = ENDLESS
+            # Between two that are int8, one of few channels would have to be converted to float and back.
+            elif one.channels is not None and one.channels < FEW and (one.before is None or one.before in obstacles):
+                obstacle = SHALLOW
+            if obstacle:
+                obstacles[one.key] = self.passed_over[name] = obstacle
             else:
-                self.layers[name] = product.key
+                self.layers[name] = one.key
 
     def write(self, target: Path, keep_float: Sequence[str] = ()) -> None:
         """The model in int8, but for some of the layers, by their names."""
@@ -98,10 +79,8 @@ class Calibrated(ABC):
 
 
 def unique_names(found: Sequence[tuple[str, str]]) -> list[str]:
-    """Names of layers from the module that each is in and the operation that it is.
-
-    The module's own name where it has no other layer; else with the operation behind it, numbered from the second on.
-    """
+    """Names of layers from the module that each is in and the operation that it is: the module's own where it has no
+    other layer; else with the operation behind it, numbered from the second on."""
     in_module = Counter(module for module, _ in found)
     seen: Counter[str] = Counter()
     names = []
@@ -113,11 +92,7 @@ def unique_names(found: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def matching(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of the names that a pattern means, such as 'stages.0.*'; a module means all that is in it.
-
-    Raises:
-        ValueError: A pattern means none.
-    """
+    """Those of the names that a pattern means, such as 'stages.0.*'; a module means all that is in it."""
     chosen: set[str] = set()
     for pattern in patterns:
         meant = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}

@@ -1,4 +1,4 @@
-"""ONNX in int8: static quantisation by ONNX Runtime, as pairs of QuantizeLinear and DequantizeLinear (QDQ)."""
+"""ONNX in int8: static quantisation by ONNX Runtime."""
 
 import re
 import tempfile
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..formats.onnx import INPUT, session_of
+from ..formats.onnx import INPUT, readers_of, session_of
 from ..quiet import quiet
-from .layers import Calibrated, Images, Product
+from .layers import Calibrated, Product
 
 PRODUCTS = ("Conv", "MatMul", "Gemm")
 WITHIN = ("Relu", "Clip")  # that a convolution in int8 does by saturating
@@ -21,7 +21,7 @@ BATCH = 8  # images that are calibrated with at once
 
 
 class CalibratedONNX(Calibrated):
-    """A float ONNX file with the ranges of its values.
+    """A float ONNX file with the ranges of its values, to be written as pairs of Quantize- and DequantizeLinear (QDQ).
 
     Weights become signed, with a scale for each output channel; activations unsigned, with one scale and a zero point,
     from the smallest to the largest value seen. Products of matrices give float results, since what follows them is
@@ -42,26 +42,19 @@ class CalibratedONNX(Calibrated):
         _own_biases(graph)
         self._constants = {one.name: tuple(one.dims) for one in graph.initializer}
         self._makers = {name: node for node in graph.node for name in node.output}
-        self._readers: dict[str, list[Any]] = {one.name: [None] for one in graph.output}  # somebody outside reads them
-        for node in graph.node:
-            for name in node.input:
-                self._readers.setdefault(name, []).append(node)
+        self._readers = readers_of(graph)
         self._products = {node.name: node for node in graph.node if node.op_type in PRODUCTS}
-        return [self._product(node) for node in self._products.values()]
-
-    def _product(self, node: Any) -> Product:
-        weight = self._constants.get(node.input[1])
-        before = self._makers.get(node.input[0])
-        while before is not None and before.op_type in WITHIN:
-            before = self._makers.get(before.input[0])
-        return Product(
-            node.name,
-            self._place(node),
-            computed=weight is None,
-            endless=not self._endless.isdisjoint((node.input[0], node.output[0])),
-            channels=weight[1] if weight is not None and node.op_type == "Conv" else None,
-            before=before.name if before is not None and before.op_type == "Conv" else None,
-        )
+        found = []
+        for node in self._products.values():
+            weight = self._constants.get(node.input[1])
+            before = self._makers.get(node.input[0])
+            while before is not None and before.op_type in WITHIN:
+                before = self._makers.get(before.input[0])
+            key = before.name if before is not None and before.op_type == "Conv" else None
+            channels = weight[1] if weight is not None and node.op_type == "Conv" else None
+            endless = not self._endless.isdisjoint((node.input[0], node.output[0]))
+            found.append(Product(node.name, self._place(node), weight is None, endless, channels, key))
+        return found
 
     def _place(self, node: Any) -> tuple[str, str]:
         """The module that a node is in, and what it does there."""
@@ -88,7 +81,9 @@ class CalibratedONNX(Calibrated):
         from onnxruntime.quantization import QDQQuantizer, QuantType
 
         nodes = [self._products[self.layers[name]] for name in layers]
-        within = [after.name for node in nodes if (after := self._within(node)) is not None]
+        # what follows a convolution and vanishes in its saturation
+        alone = [self._readers.get(node.output[0], []) for node in nodes if node.op_type == "Conv"]
+        within = [one.name for one, *others in filter(None, alone) if not others and one and one.op_type in WITHIN]
         # ONNX Runtime multiplies a stack of matrices by constants of one scale only
         stacked = {
             node.input[1]: [{"quant_type": QuantType.QInt8, "symmetric": True}]
@@ -123,18 +118,10 @@ class CalibratedONNX(Calibrated):
             del node.metadata_props[:]  # where torch noted it line by line: as large as the weights of a small model
         return model
 
-    def _within(self, node: Any) -> Any | None:
-        """What follows a convolution and vanishes in its saturation."""
-        after = self._readers.get(node.output[0], [])
-        return after[0] if node.op_type == "Conv" and len(after) == 1 and after[0].op_type in WITHIN else None
-
 
 def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
-    """An `onnx.ModelProto` without nodes that only move constants, behind which the quantiser sees no weight.
-
-    Torch's exporter leaves such nodes where the constant is large. Second, by the name of a constant that was moved,
-    the name of what it was made of.
-    """
+    """An `onnx.ModelProto` without nodes that only move constants, behind which the quantiser sees no weight: torch
+    leaves them where the constant is large. Second, by the name of a moved constant that of what it was made of."""
     import onnx
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
@@ -162,7 +149,7 @@ def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
     return model, origins
 
 
-def _ranges(source: Path, calibration: Images) -> tuple[Any, set[str]]:
+def _ranges(source: Path, calibration: Any) -> tuple[Any, set[str]]:
     """The smallest and largest value of every tensor around a product, and the names of tensors without such values."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
@@ -207,8 +194,7 @@ def _spare_others(model: Any, quantised: Mapping[str, str]) -> None:
     """Give back the float values to whoever computes in float, where they are still there.
 
     The quantiser rounds a tensor for all that read it, so that a residual connection would lose what only the layer
-    beside it has to. Results of convolutions in int8 are rounded already. `quantised`: the operators of the nodes in
-    int8, by their names.
+    beside it has to. Results of convolutions in int8 are rounded already.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:

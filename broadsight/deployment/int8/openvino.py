@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from torch.export import ExportedProgram
 
-from .. import signal_stack
-from ..description import Description
 from ..formats.openvino import compiled, description_of, save, save_over
-from ..quiet import quiet
+from ..quiet import kept_signal_stack, quiet
+from ..session import Description
 from .layers import Calibrated, Product, unique_names
 
 CONVOLUTIONS = ("Convolution", "GroupConvolution")
@@ -37,10 +36,21 @@ class CalibratedOpenVINO(Calibrated):
         self._description = narrow(self._float)
         self._whole: Any = None  # with all layers in int8, once it is needed
         products = _products(self._float)
-        endless = self._endless(products)
-        return [_product(node, node.friendly_name in endless) for node in products]
+        endless, found = self._endless(products), []
+        for node in products:  # named as `name_layers` has, or else as OpenVINO has, which adds operators of its own
+            name, weight, kind = node.friendly_name, node.input_value(1).get_node(), node.get_type_name()
+            channels = before = None
+            if weight.get_type_name() == "Constant" and kind in CONVOLUTIONS:
+                channels = weight.get_output_shape(0)[2 if kind == "GroupConvolution" else 1]
+                before = _convolution(node.input_value(0).get_node())
+            place, computed = ("", name.partition("/")[0]), weight.get_type_name() != "Constant"
+            key = None if before is None else before.friendly_name
+            factor = channels is not None and _is_factor(node)
+            found.append(Product(name, place, computed, name in endless, channels, key, factor))
+        return found
 
     def alone(self, layer: str) -> Callable[[np.ndarray], np.ndarray]:
+        import openvino
         from openvino import opset13
 
         if self._whole is None:
@@ -51,7 +61,10 @@ class CalibratedOpenVINO(Calibrated):
         values = node.input_value(0)
         if (grid := _grid(rounded)) is not None:
             node.input(0).replace_source_output(opset13.fake_quantize(values, *grid).output(0))
-        weights = self._constant(rounded.input_value(1))
+        results: Any = [opset13.result(rounded.input_value(1))]  # what constants come to
+        kind: Any = openvino.Model  # its many constructors are more than a type checker follows
+        constants = compiled(self._core, kind(results, [], "constant"), self.threads).create_infer_request()
+        weights = np.array(constants.infer({})[0])
         node.input(1).replace_source_output(opset13.constant(weights).output(0))
         request = compiled(self._core, model, self.threads).create_infer_request()
         return lambda images: np.concatenate([np.array(request.infer({0: image[None]})[0]) for image in images])
@@ -60,7 +73,7 @@ class CalibratedOpenVINO(Calibrated):
         save(model, self._description, target)
 
     def _quantised(self, layers: Sequence[str]) -> Any:
-        with quiet(), signal_stack.kept():
+        with quiet(), kept_signal_stack():
             import nncf
             from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
@@ -97,31 +110,9 @@ class CalibratedOpenVINO(Calibrated):
         found, first = request.infer({0: self.calibration[:1]}), len(self._float.outputs)
         return {node.friendly_name for place, node in enumerate(products, first) if not np.isfinite(found[place]).all()}
 
-    def _constant(self, output: Any) -> np.ndarray:
-        """What constants come to."""
-        import openvino
-        from openvino import opset13
-
-        results: Any = [opset13.result(output)]
-        kind: Any = openvino.Model  # its many constructors are more than a type checker follows
-        request = compiled(self._core, kind(results, [], "constant"), self.threads).create_infer_request()
-        return np.array(request.infer({})[0])
-
-
-def _product(node: Any, endless: bool) -> Product:
-    """Named as `name_layers` has named it, or else as OpenVINO has, which adds its own operators behind torch's."""
-    weight = node.input_value(1).get_node()
-    place = "", node.friendly_name.partition("/")[0]
-    if weight.get_type_name() != "Constant" or node.get_type_name() not in CONVOLUTIONS:
-        return Product(node.friendly_name, place, weight.get_type_name() != "Constant", endless)
-    channels = weight.get_output_shape(0)[2 if node.get_type_name() == "GroupConvolution" else 1]
-    before = _convolution(node.input_value(0).get_node())
-    key = None if before is None else before.friendly_name
-    return Product(node.friendly_name, place, False, endless, channels, key, _is_factor(node))
-
 
 def narrow(model: Any) -> Description:
-    """Narrow a model to one image at a time, in place; what it says of itself then. One for any size stays as it is.
+    """Narrow a model, unless it is for any size, to one image at a time, in place; what it says of itself then.
 
     In int8 OpenVINO 2026.4 adds wrongly, does not compile or answers with nothing where the number of images is open.
     """
@@ -138,8 +129,12 @@ def name_layers(path: Path, program: ExportedProgram) -> None:
 
     model: Any = openvino.Core().read_model(str(path))
     products = _products(model)
-    origins, weights = _origins(program), _weights(program)
-    places = []
+    origins, places = _origins(program), []
+    weights = {  # by module the directions of its filters
+        name.removesuffix(".weight"): _directions(one.detach().float().numpy(), len(one))
+        for name, one in program.state_dict.items()
+        if name.endswith(".weight") and one.ndim > 1
+    }
     for node in products:
         name = node.friendly_name.partition("/")[0]
         module, operation = origins.get(name, ("", name))
@@ -164,14 +159,6 @@ def _origins(program: ExportedProgram) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _weights(program: ExportedProgram) -> dict[str, np.ndarray]:
-    """By module the directions of its filters: each a row of length 1, or 0 if it does nothing."""
-    named = (
-        (name.removesuffix(".weight"), one) for name, one in program.state_dict.items() if name.endswith(".weight")
-    )
-    return {name: _directions(one.detach().float().numpy(), len(one)) for name, one in named if one.ndim > 1}
-
-
 def _owner(node: Any, weights: Mapping[str, np.ndarray]) -> str:
     """Whose filters a product has; folding a normalisation into it scales them and loses its name."""
     constant = node.input_value(1).get_node()
@@ -187,6 +174,7 @@ def _owner(node: Any, weights: Mapping[str, np.ndarray]) -> str:
 
 
 def _directions(filters: np.ndarray, rows: int) -> np.ndarray:
+    """Filters as rows of length 1, or 0 if one does nothing."""
     flat = filters.reshape(rows, -1)
     return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
 
@@ -200,10 +188,8 @@ def _by_name(model: Any) -> dict[str, Any]:
 
 
 def _is_factor(node: Any) -> bool:
-    """Whether what a convolution gives is multiplied as it is, images and channels in one dimension, by activations.
-
-    In int8 OpenVINO cannot compile that for any number of images: it reshapes the steps of the channels like the maps.
-    """
+    """Whether what a convolution gives is multiplied as it is, images and channels in one dimension, by activations: in
+    int8 OpenVINO cannot compile that for any number of images, it reshapes the steps of the channels like the maps."""
     readers = [one.get_node() for one in node.output(0).get_target_inputs()]
     return any(
         one.get_type_name() == "MatMul" or (one.get_type_name() in ("Broadcast", "Reshape") and _is_factor(one))
@@ -228,17 +214,12 @@ def _is_bias(node: Any) -> bool:
 
 
 def _miscomputed(node: Any, chosen: set[str]) -> bool:
-    """Whether OpenVINO would get a sum wrong.
-
-    For any number of images it adds a residual in float wrongly to a convolution in int8 that has no bias (seen with
-    2026.4); a residual in int8 it adds rightly, so that such sums are quantised too.
-    """
+    """Whether OpenVINO would get a sum wrong: for any number of images it adds a residual in float wrongly to a
+    convolution in int8 without a bias (seen with 2026.4), one in int8 rightly, so that such sums are quantised too."""
     if node.get_type_name() != "Add" or _is_bias(node):
         return False
-    added = _inputs(node)
-    return any(one.friendly_name in chosen for one in added) and any(
-        one.get_type_name() in CONVOLUTIONS for one in added
-    )
+    names, kinds = zip(*((one.friendly_name, one.get_type_name()) for one in _inputs(node)), strict=True)
+    return not chosen.isdisjoint(names) and not set(CONVOLUTIONS).isdisjoint(kinds)
 
 
 def _grid(node: Any) -> tuple[Any, ...] | None:

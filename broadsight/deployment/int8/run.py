@@ -1,8 +1,7 @@
 """From a float artefact to one in int8: what it is calibrated on, what it loses, and which layers stay in float."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,24 +15,21 @@ from torch import Tensor
 from ...benchmark.runtimes import file_bytes
 from ...data.loading import EvalOrder, SourceDataset, load
 from ...data.sources.sample_table import some
-from ...errors import first_line
 from ...evaluation.predictions import collect
 from ...evaluation.tasks import Task
 from ...files import move_together
 from ...runs.classifier import Classifier
-from ..description import Description
 from ..formats import of_file
-from ..run import Progress, Quantise
-from ..session import Session
-from ..subject import Subject
-from .calibration import NormalisedImages, Sources, read_images, sources_of
-from .layers import Calibrated, matching, moved
+from ..request import Request
+from ..run import Progress, Quantise, failing
+from ..session import Description, Session
+from .calibration import NormalisedImages, read_images, sources_of
+from .layers import matching, moved
 
 RANKED = 32  # images by which layers are put in order
 BATCH = 16
 KEPT_IN_MEMORY = 2**29  # bytes of decoded images; more are decoded again each time
 SHOWN = 20  # layers that the terminal names
-ASKED_FOR = "asked for"
 
 
 @dataclass(frozen=True)
@@ -57,46 +53,19 @@ class Attempt:
 Measure = Callable[[Session, str], Answers]  # a session, and what it is called while progress is shown
 
 
-def quantiser(
-    classifier: Classifier,
-    subject: Subject,
-    *,
-    data: str | None = None,
-    calibrate: str | None = None,
-    images: int = 128,
-    max_drop: float = 1.0,
-    kept: Sequence[str] = (),
-    threads: int = 1,
-    progress: Progress = lambda *_: None,
-) -> Quantise:
-    """What `deployment.run.export` quantises with. Images are found and read here, before anything slow begins.
-
-    Args:
-        data: Labelled images to measure accuracy on; without them what the run validated on.
-        calibrate: Images to calibrate on; without them the training part of the data, or else some of the data that
-            accuracy is then not measured on.
-        images: How many of those.
-        max_drop: Points of top-1 that may be lost. As long as more are, the layers that move the logits most stay in
-            float; if that does not help, quantising fails.
-        kept: Patterns of layers that stay in float in any case.
-
-    Raises:
-        ValueError: There are no such images, or none can be read.
-    """
-    if images < 1:
-        raise ValueError(f"--calibration-images {images}; expected 1 or more")
-    if not max_drop >= 0:
-        raise ValueError(f"--max-drop {max_drop}; expected 0 or more points of accuracy")
-    sources = sources_of(classifier, data, calibrate, images)
+def quantiser(classifier: Classifier, title: str, request: Request, progress: Progress = lambda *_: None) -> Quantise:
+    """What `deployment.run.export` quantises with. Images are found and read here, before anything slow begins."""
+    kept, max_drop, threads = request.keep_float, request.max_drop, request.threads
+    sources = sources_of(classifier, request.data, request.calibrate, request.calibration_images)
     progress(0, None, "reading images to calibrate on")
-    calibration, unread = read_images(classifier, sources, images)
+    calibration, unread = read_images(classifier, sources, request.calibration_images)
     sources = replace(sources, notes=(*sources.notes, *unread))
     measure = _on_labelled(sources.task, progress) if sources.task else _on_unlabelled(calibration)
 
     def quantise(source: Path, target: Path, session: Session) -> tuple[Description, dict[str, Any]]:
-        title, form = subject.description.title, of_file(source)
+        form = of_file(source)
         progress(0, None, "calibrating")
-        with _named(title):
+        with failing(f"{title} cannot be quantised"):
             calibrated = form.calibrated(source, calibration, threads)
         if not calibrated.layers:
             raise ValueError(f"{title} has no layer that int8 is good for; leave --int8 out")
@@ -109,16 +78,28 @@ def quantiser(
         def attempt(more: Sequence[str]) -> Attempt:
             path = target.with_name(f"{len(more)}-{target.name}")
             progress(0, None, "quantising" + (f" with {len(more)} more layers in float" if more else ""))
-            with _named(title):
-                calibrated.write(path, (*asked, *more))
-                after = measure(form.open(path, threads), "in int8")
-            return Attempt(path, (*asked, *more), after, _lost(before, after))
+            calibrated.write(path, (*asked, *more))
+            after = measure(form.open(path, threads), "in int8")
+            if before.top1 is None or after.top1 is None:
+                lost = 100 * float((before.predicted != after.predicted).mean())
+            else:
+                lost = round(before.top1 - after.top1, 9)  # or 36.7 - 35.7 would be more than 1
+            return Attempt(path, (*asked, *more), after, lost)
 
         def rank() -> dict[str, float]:
-            with _named(title):
-                return _ranked(calibrated, set(asked), session, calibration[:RANKED], progress)
+            """By layer how far the logits move if it alone is int8."""
+            names = [name for name in calibrated.layers if name not in asked]
+            images, found = calibration[:RANKED], {}
+            (expected,) = session(images).values()
+            for place, name in enumerate(names):
+                progress(place, len(names), f"what {name} costs")
+                run = calibrated.alone(name)
+                (logits,) = Session(session.description, lambda batch, run=run: [run(batch)])(images).values()
+                found[name] = moved(logits, expected)
+            return found
 
-        best, errors = settle(attempt, rank, max_drop)
+        with failing(f"{title} cannot be quantised"):
+            best, errors = settle(attempt, rank, max_drop)
         if sources.task and best.lost > max_drop:
             raise RuntimeError(
                 f"{title} in int8 loses {best.lost:.1f} points of accuracy "
@@ -127,7 +108,21 @@ def quantiser(
                 "allow more, calibrate on more images, or leave --int8 out"
             )
         move_together(best.path, target, form.files)
-        found = _findings(calibrated, sources, len(calibration), before, best, errors, max_drop)
+        floats: list[dict[str, Any]] = [{"layer": name, "reason": "asked for"} for name in best.kept]
+        for one in floats:
+            if one["layer"] in errors:
+                one |= {"reason": "int8 loses too much", "moves_logits_by": round(errors[one["layer"]], 6)}
+        found = {
+            "calibration": {"images": len(calibration), "from": sources.said},
+            "layers": len(calibrated.layers),
+            "in_int8": len(calibrated.layers) - len(floats),
+            "kept_in_float": floats,
+            "always_in_float": dict(calibrated.passed_over),
+            "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
+            "max_drop": max_drop,
+            "same_class": float((before.predicted == best.answers.predicted).mean()),
+            "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
+        }
         description = replace(session.description, quantised=found)
         form.describe(target, description)
         sizes = {"float": file_bytes(source), "int8": file_bytes(target)}
@@ -139,26 +134,15 @@ def quantiser(
 def settle(
     attempt: Callable[[Sequence[str]], Attempt], rank: Callable[[], dict[str, float]], limit: float
 ) -> tuple[Attempt, dict[str, float]]:
-    """Put as few layers back to float as bring the loss under a limit.
-
-    The layer that moves the logits most first; then two, four and so on up to half of all, and back by halves.
-
-    Args:
-        attempt: Quantises with these layers in float.
-        rank: By layer how far it moves the logits alone.
-
-    Returns:
-        The attempt within the limit with the fewest layers in float, or else the one that lost least; and what `rank`
-        found, empty if it was not needed.
-    """
-    first = attempt(())
-    if first.lost <= limit:
-        return first, {}
+    """Put as few layers back to float as bring the loss under a limit: that which moves the logits most by `rank`, then
+    two, four and so on up to half of all, and back by halves. -> the attempt within the limit with the fewest layers in
+    float, or else the one that lost least; and what `rank` found, empty if it was not needed."""
+    tried, count = {0: attempt(())}, 1
+    if tried[0].lost <= limit:
+        return tried[0], {}
     errors = rank()
     order = sorted(errors, key=lambda name: -errors[name])
     most = max(1, len(order) // 2)  # with more of them in float little would be left of int8
-    tried: dict[int, Attempt] = {0: first}
-    count = 1
     while count <= min(most, len(order)) and min(one.lost for one in tried.values()) > limit:
         tried[count] = attempt(order[:count])
         count = max(count + 1, min(2 * count, most))
@@ -212,67 +196,6 @@ def _on_unlabelled(images: NormalisedImages) -> Measure:
     return measure
 
 
-@contextmanager
-def _named(title: str) -> Generator[None, None, None]:
-    """A failure of a quantiser or a runtime in one line."""
-    try:
-        yield
-    except (ValueError, OSError):
-        raise
-    except Exception as error:
-        raise RuntimeError(f"{title} cannot be quantised: {type(error).__name__}: {first_line(error)}") from error
-
-
-def _lost(before: Answers, after: Answers) -> float:
-    if before.top1 is None or after.top1 is None:
-        return 100 * float((before.predicted != after.predicted).mean())
-    return round(before.top1 - after.top1, 9)  # or 36.7 - 35.7 would be more than 1
-
-
-def _ranked(
-    calibrated: Calibrated, asked: set[str], session: Session, images: np.ndarray, progress: Progress
-) -> dict[str, float]:
-    """By layer how far the logits move if it alone is int8."""
-    names = [name for name in calibrated.layers if name not in asked]
-    (expected,) = session(images).values()
-    found = {}
-    for place, name in enumerate(names):
-        progress(place, len(names), f"what {name} costs")
-        run = calibrated.alone(name)
-        (logits,) = Session(session.description, lambda batch, run=run: [run(batch)])(images).values()
-        found[name] = moved(logits, expected)
-    return found
-
-
-def _findings(
-    calibrated: Calibrated,
-    sources: Sources,
-    images: int,
-    before: Answers,
-    best: Attempt,
-    errors: dict[str, float],
-    max_drop: float,
-) -> dict[str, Any]:
-    """What the artefact says of its quantisation, as JSON can hold it."""
-    kept = [
-        {"layer": name, "reason": "int8 loses too much", "moves_logits_by": round(errors[name], 6)}
-        if name in errors
-        else {"layer": name, "reason": ASKED_FOR}
-        for name in best.kept
-    ]
-    return {
-        "calibration": {"images": images, "from": sources.said},
-        "layers": len(calibrated.layers),
-        "in_int8": len(calibrated.layers) - len(kept),
-        "kept_in_float": kept,
-        "always_in_float": dict(calibrated.passed_over),
-        "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
-        "max_drop": max_drop,
-        "same_class": float((before.predicted == best.answers.predicted).mean()),
-        "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
-    }
-
-
 def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -> list[str]:
     """What a user wants to know of it."""
     calibration, measured, top1 = found["calibration"], found["measured_on"], found["top1"]
@@ -287,26 +210,24 @@ def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -
         if 100 * (1 - found["same_class"]) > limit:
             lines[-1] += f", though --max-drop {limit:g} asks for {1 - limit / 100:.1%}"
     else:
+        lost = top1["float"] - top1["int8"]
+        points = f"{abs(lost):.2f} points {'lost' if lost > 0 else 'gained'}" if lost else "nothing lost"
         lines.append(
             f"top-1 {where}: {top1['float']:.2f} % in float, {top1['int8']:.2f} % in int8, "
-            f"{_points(top1['float'] - top1['int8'])} (limit {limit:g}); the same class for {same}"
+            f"{points} (limit {limit:g}); the same class for {same}"
         )
-    lost = [one for one in found["kept_in_float"] if one["reason"] != ASKED_FOR]
-    asked = [one["layer"] for one in found["kept_in_float"] if one["reason"] == ASKED_FOR]
-    lines.append(f"kept in float: {_counted(len(asked) + len(lost), 'layer')}")
-    lines += [f"  {one['layer']}: alone it moves the logits by {one['moves_logits_by']:.1%}" for one in lost[:SHOWN]]
-    if len(lost) > SHOWN:
-        lines.append(f"  and {len(lost) - SHOWN} more that move them less")
+    ranked = [one for one in found["kept_in_float"] if "moves_logits_by" in one]
+    asked = [one["layer"] for one in found["kept_in_float"] if "moves_logits_by" not in one]
+    lines.append(f"kept in float: {_counted(len(asked) + len(ranked), 'layer')}")
+    lines += [f"  {one['layer']}: alone it moves the logits by {one['moves_logits_by']:.1%}" for one in ranked[:SHOWN]]
+    if len(ranked) > SHOWN:
+        lines.append(f"  and {len(ranked) - SHOWN} more that move them less")
     if asked:
         lines.append(f"  {len(asked)} as asked for: {some(asked)}")
     if always := Counter(found["always_in_float"].values()):
         reasons = ", ".join(f"{count} for {reason}" for reason, count in always.items())
         lines.append(f"always in float: {_counted(sum(always.values()), 'other')} ({reasons})")
     return [*lines, *(f"note: {note}" for note in notes)]
-
-
-def _points(lost: float) -> str:
-    return f"{lost:.2f} points lost" if lost > 0 else f"{-lost:.2f} points gained" if lost < 0 else "nothing lost"
 
 
 def _counted(count: int, what: str) -> str:

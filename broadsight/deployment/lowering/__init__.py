@@ -1,15 +1,40 @@
-"""What a model says differently for other runtimes: one file a layer, swapped into the copy that `prepare` makes.
+"""What a model says differently for other runtimes: a class for each layer, swapped into the copy that `prepare` makes.
 
 A lowered layer is a subclass with another forward: the same function of the same weights, in few, plain operations, and
 for sizes that are left open as well. Names, weights and hooks stay. Each registers itself by `lowers`.
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any, TypeVar
 
-from .registry import lower, lowers
+from torch import nn
+
+FORMS: dict[type, Any] = {}
+Form = TypeVar("Form", bound=type)
+
+
+def lowers(layer: type[nn.Module]) -> Callable[[Form], Form]:
+    """Register the decorated class, a subclass of `layer` without weights of its own, as its form for other runtimes.
+
+    A static method `fits(module) -> bool` of that class, if it has one, says whether it can stand for this very module.
+    """
+
+    def register(form: Form) -> Form:
+        FORMS[layer] = form
+        return form
+
+    return register
+
+
+def lower(model: nn.Module) -> None:
+    """Give all layers of a model that have one their form for other runtimes, in place; subclasses stay as they are."""
+    for module in model.modules():
+        form = FORMS.get(type(module))
+        if form is not None and (not hasattr(form, "fits") or form.fits(module)):
+            module.__class__ = form
+
 
 for _module in iter_modules(__path__):
     import_module(f".{_module.name}", __name__)
-
-__all__ = ["lower", "lowers"]

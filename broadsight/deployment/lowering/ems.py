@@ -12,16 +12,14 @@ from ...layers import CMHSA, GMHSA, patches
 from ...layers.coarse_attention import AttentionPath
 from ...layers.kernels.folded_interaction import FoldedInteraction
 from ...layers.patches import ChannelConv, PooledBranch, Propagate
+from . import lowers
 from .operations import attention, crop_to, free, minus_infinity, split_heads
-from .registry import lowers
 
 SPARE = 2  # rows and columns of a coarse map of open size
 
 
 @lowers(PooledBranch)
 class LoweredPooledBranch(PooledBranch):
-    """(B, H, W, C) -> (B, H, W, C')."""
-
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
         return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), H, W)
@@ -29,8 +27,6 @@ class LoweredPooledBranch(PooledBranch):
 
 @lowers(AttentionPath)
 class LoweredAttentionPath(AttentionPath):
-    """(B, H, W, C) -> (B, H, W, C')."""
-
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
         return self.prop(self.attn(self.expand(average_pool(x, self.patch)), spare_cells(H, W)), H, W)
@@ -38,8 +34,6 @@ class LoweredAttentionPath(AttentionPath):
 
 @lowers(FoldedInteraction)
 class LoweredFoldedInteraction(FoldedInteraction):
-    """(B, H, W, C) -> (B, H, W, C)."""
-
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
         spare = spare_cells(H, W)
@@ -98,8 +92,6 @@ class LoweredGMHSA(GMHSA):
 
 @lowers(ChannelConv)
 class LoweredChannelConv(ChannelConv):
-    """(B, H, W, C) -> (B, H', W', C)."""
-
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
         x = F.conv2d(x.permute(0, 3, 1, 2), weight, stride=self.stride, padding=self.padding, groups=weight.shape[0])
@@ -108,8 +100,6 @@ class LoweredChannelConv(ChannelConv):
 
 @lowers(Propagate)
 class LoweredPropagate(Propagate):
-    """(B, h, w, C) -> (B, H, W, C)."""
-
     def crop(self, x: Tensor, H: int, W: int) -> Tensor:
         return crop_to(x, H, W)
 

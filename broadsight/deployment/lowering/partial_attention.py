@@ -7,14 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...layers import PartialAttention
+from . import lowers
 from .operations import free, split_heads
-from .registry import lowers
 
 
 @lowers(PartialAttention)
 class LoweredPartialAttention(PartialAttention):
-    """(B, N, C), scores (B, N) -> (B, N, C)."""
-
     def forward(self, x: Tensor, scores: Tensor) -> Tensor:
         B, N, C = x.shape
         n = self.foreground_count(N)

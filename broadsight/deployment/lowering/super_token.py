@@ -1,17 +1,42 @@
-"""Super-token attention in few nodes, with no shape that depends on the batch.
+"""STViT: its block on channels-first maps; super-token attention in few nodes, of no shape that depends on the batch.
 
 Tokens are handed to their neighbours, and collected from them, by one gather each with indices that depend on the grid
 alone; images of a batch are told apart by no shape that would have to be computed.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...layers import SuperTokenAttention
+from ...layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
 from ...layers.kernels.dispatch import untouched
+from ...models.stvit import Block
+from . import lowers
 from .operations import attention, crop_to, pad_to, split_heads
-from .registry import lowers
+
+
+@lowers(Block)
+class LoweredBlock(Block):
+    """(B, H, W, C) -> (B, H, W, C). Runtimes lay out convolutions as they like best, if all is convolutions."""
+
+    @staticmethod
+    def fits(block: Any) -> bool:
+        """Whether all that works on pixels alone is as it was built, but for norms and scales that were folded."""
+        mlp = block.mlp
+        plain = (mlp, ChannelMlp), (mlp.fc1, nn.Linear), (mlp.fc2, nn.Linear), (mlp.act, nn.GELU)
+        dw = isinstance(mlp.dw, nn.Identity) or untouched(mlp.dw, DepthwiseConv)
+        return not block.apart and dw and all(untouched(*pair) for pair in plain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cpe(x)
+        x = self.attn(self.norm1(x).permute(0, 3, 1, 2), x.permute(0, 3, 1, 2))
+        mlp = self.mlp
+        y = mlp.act(F.conv2d(self.norm2(x), mlp.fc1.weight[:, :, None, None], mlp.fc1.bias))
+        if isinstance(mlp.dw, DepthwiseConv):
+            y = mlp.dw(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return (x + F.conv2d(y, mlp.fc2.weight[:, :, None, None], mlp.fc2.bias)).permute(0, 2, 3, 1)
 
 
 @lowers(SuperTokenAttention)
@@ -81,8 +106,7 @@ def gather_neighbours(tokens: Tensor, around: Tensor) -> Tensor:
 def neighbour_index(p: int, q: int, device: torch.device) -> Tensor:
     """Where the 3 x 3 places around each of p x q are, in raster order of a grid with a border. -> (p*q*9)."""
     near = torch.arange(3, device=device)
-    rows = torch.arange(p, device=device)[:, None] + near  # p 3
-    columns = torch.arange(q, device=device)[:, None] + near  # q 3
+    rows, columns = (torch.arange(count, device=device)[:, None] + near for count in (p, q))  # p 3, q 3
     return (rows[:, None, :, None] * (q + 2) + columns[:, None]).reshape(-1)
 
 

@@ -16,6 +16,7 @@ from broadsight.dense.scoring import Views
 from broadsight.deployment import Description
 from broadsight.deployment.dense.raw import RawModel, raw_model
 from broadsight.deployment.dense.session import find
+from tests.deployment.tiny import reference
 
 HEADS: dict[str, dict[str, Any]] = {
     "retinanet": dict(width=32, image_size=(64, 107)),
@@ -41,25 +42,14 @@ def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> An
             parameter.data.add_(torch.randn_like(parameter) * (1.4 / parameter[0].numel() ** 0.5))
         if name.endswith("cls_logits.bias"):
             parameter.data.zero_()
+    task, top_down = REGISTERED[head].task, head == "simple_baseline"
+    names: Any = dict(classes=("a", "b", "c"), keypoint_names=tuple("vwxyz"), category_ids={1: 1, 2: 2, 3: 3})
+    points: Any = dict(flip_pairs=(), skeleton=((0, 1),), keypoint_offset=0.0, top_down=top_down)
+    place: Any = dict(title=f"{kind} {backbone} {neck}", path=Path("runs") / kind, settings={"data": "elsewhere"})
+    seen: Any = dict(channels=3, views=lambda: Views(short_side=64, long_side=256), device=torch.device("cpu"))
+    recipe = SimpleNamespace(image_size=96)
     return SimpleNamespace(
-        head=head,
-        task=REGISTERED[head].task,
-        model=model,
-        title=f"{kind} {backbone} {neck}",
-        path=Path("runs") / kind,
-        settings={"data": "elsewhere"},
-        own_data=_elsewhere,
-        classes=("a", "b", "c"),
-        keypoint_names=tuple("vwxyz"),
-        channels=3,
-        views=lambda: Views(short_side=64, long_side=256),
-        flip_pairs=(),
-        skeleton=((0, 1),),
-        keypoint_offset=0.0,
-        device=torch.device("cpu"),
-        top_down=head == "simple_baseline",
-        category_ids={1: 1, 2: 2, 3: 3},
-        recipe=SimpleNamespace(image_size=96),
+        head=head, task=task, model=model, own_data=_elsewhere, recipe=recipe, **names, **points, **place, **seen
     )
 
 
@@ -75,12 +65,7 @@ def description_of(run: Any, raw: RawModel, any_size: bool = True) -> Descriptio
 
 def in_torch(raw: RawModel) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     """The model in torch, called as a session is."""
-
-    def model(images: np.ndarray) -> dict[str, np.ndarray]:
-        with torch.no_grad():
-            return dict(zip(raw.outputs, (x.numpy() for x in raw.model(torch.from_numpy(images))), strict=True))
-
-    return model
+    return lambda images: dict(zip(raw.outputs, reference(raw.model)(images), strict=True))
 
 
 def raw_find(run: Any, image: Image.Image, boxes: Any = None) -> dict[str, np.ndarray]:

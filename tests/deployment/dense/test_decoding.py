@@ -1,5 +1,7 @@
 """Raw outputs become what torch's own decoding makes of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from broadsight.deployment.dense.raw import raw_model
 from broadsight.prediction.dense import finder
 from broadsight.runs.dense_model import pixels_of
 from tests.deployment.dense.models import HEADS, dense_run, in_torch, make_image, raw_find
+from tests.refusals import refused
 
 BOXED = [kind for kind in HEADS if kind.split()[0] in ("retinanet", "fcos", "ssdlite", "rtdetr")]
 
@@ -89,18 +92,13 @@ def test_resizing__is_bilinear_interpolation(before, after):
     np.testing.assert_allclose(resizing(before, after) @ x[0, 0, :, 0].numpy(), expected, atol=1e-6)
 
 
-def test_decode__refuses_outputs_of_another_image():
+def test_decode__refuses_outputs_of_another_image_and_may_find_nothing():
     raw = raw_model(dense_run("fcos"))
     images = np.zeros((1, 3, 64, 96), np.float32)
     outputs = in_torch(raw)(images)
-    with pytest.raises(ValueError, match=r"rows of cls_logits for an image of 96x96; expected"):
-        decode(raw.decoding, outputs, [Place((64, 96), (64, 96), (96, 96))])
-    with pytest.raises(ValueError, match="has 1 rows for 2 images"):
-        decode(raw.decoding, outputs, [Place((64, 96), (64, 96), (64, 96))] * 2)
-
-
-def test_decode__nothing_above_the_threshold():
-    raw, place = raw_model(dense_run("fcos")), Place((64, 96), (64, 96), (64, 96))
-    outputs = in_torch(raw)(np.zeros((1, 3, 64, 96), np.float32))
+    place = Place((64, 96), (64, 96), (64, 96))
+    other = "rows of cls_logits for an image of 96x96; expected"
+    refused(other, decode, raw.decoding, outputs, [replace(place, canvas=(96, 96))])
+    refused("has 1 rows for 2 images", decode, raw.decoding, outputs, [place] * 2)
     (found,) = decode({**raw.decoding, "score_threshold": 1.0}, outputs, [place])
     assert {name: values.shape for name, values in found.items()} == {"boxes": (0, 4), "labels": (0,), "scores": (0,)}

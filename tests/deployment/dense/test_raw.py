@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from broadsight.deployment import capture
-from broadsight.deployment.dense.images import crops, whole_image
+from broadsight.deployment import Session, capture
 from broadsight.deployment.dense.models import PoolToCells, RawDetector, SingleChannel, as_good
 from broadsight.deployment.dense.raw import NotExportable, raw_model
-from broadsight.deployment.dense.session import apart, find, predict_images
-from broadsight.deployment.session import Session
+from broadsight.deployment.dense.session import apart, crops, find, predict_images, whole_image
 from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image, raw_find
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if kind not in ("rtdetr", "upernet")])
@@ -40,18 +39,17 @@ def test_raw_model__is_described_in_json_and_leaves_the_run_alone(kind):
     ],
 )
 def test_raw_model__says_what_to_use_instead_of_regions(head, task, instead):
-    with pytest.raises(NotExportable, match=rf"{head} looks into regions.*{instead}.*heads that export are retinanet"):
-        raw_model(SimpleNamespace(head=head, task=task))
+    words = rf"{head} looks into regions.*{instead}.*heads that export are retinanet"
+    refused(words, raw_model, SimpleNamespace(head=head, task=task), error=NotExportable)
 
 
 def test_raw_model__canvas():
     assert raw_model(dense_run("fcos")).size == (128, 128)  # holds 107 pixels in whole cells
     assert raw_model(dense_run("semantic_fpn"), canvas=(64, 160)).size == (64, 160)
     assert raw_model(dense_run("ssdlite"), canvas=(96, 80)).size == (96, 80)
-    with pytest.raises(ValueError, match="canvas=70x160; expected multiples of 32, for instance 64x160"):
-        raw_model(dense_run("fcos"), canvas=(70, 160))
-    with pytest.raises(ValueError, match="canvas=64x64; ssdlite takes 96x80 alone"):
-        raw_model(dense_run("ssdlite"), canvas=(64, 64))
+    words = "canvas=70x160; expected multiples of 32, for instance 64x160"
+    refused(words, raw_model, dense_run("fcos"), canvas=(70, 160))
+    refused("canvas=64x64; ssdlite takes 96x80 alone", raw_model, dense_run("ssdlite"), canvas=(64, 64))
 
 
 @pytest.mark.parametrize("size", [(9, 17), (6, 12), (3, 2)])
@@ -142,29 +140,21 @@ def test_predict_images__boxes_where_they_belong():
     none, whole = predict_images(session, [make_image(), make_image()], [np.zeros((0, 4)), [[0, 0, 150, 101]]])
     assert none["keypoints"].shape == (0, 5, 3) and none["scores"].shape == (0,)
     np.testing.assert_array_equal(whole["keypoints"], predict_images(session, [make_image()])[0]["keypoints"])
-    with pytest.raises(ValueError, match="boxes of 1 images for 2"):
-        predict_images(session, [make_image(), make_image()], [[]])
-    with pytest.raises(ValueError, match="looks at crops of single objects"):
-        whole_image(said, make_image())
-    said = description_of(fcos, raw_model(fcos))
-    with pytest.raises(ValueError, match="finds them by itself"):
-        find(in_torch(raw), said, make_image(), [[0, 0, 9, 9]])
-    with pytest.raises(ValueError, match="finds boxes by itself"):
-        crops(said, make_image(), [[0, 0, 9, 9]])
-    with pytest.raises(ValueError, match="says nothing of its decoding"):
-        find(in_torch(raw), replace(said, decoding=None), make_image())
+    refused("boxes of 1 images for 2", predict_images, session, [make_image(), make_image()], [[]])
+    refused("looks at crops of single objects", whole_image, said, make_image())
+    said, box = description_of(fcos, raw_model(fcos)), [[0, 0, 9, 9]]
+    refused("finds them by itself", find, session, said, make_image(), box)
+    refused("finds boxes by itself", crops, said, make_image(), box)
+    refused("says nothing of its decoding", find, session, replace(said, decoding=None), make_image())
 
 
 def test_apart__counts_what_is_not_the_same():
     boxes = np.array([[0, 0, 9, 9], [5, 5, 20, 30]], np.float32)
     one = {"boxes": boxes, "labels": np.array([1, 2]), "scores": np.array([0.9, 0.8])}
-    assert apart(one, one) == {"differing": 0.0, "pixels": 0.0}
-    moved = {**one, "boxes": boxes + 0.25}
-    assert apart(moved, one) == {"differing": 0.0, "pixels": 0.25}
-    fewer = {name: values[:1] for name, values in one.items()}
+    fewer, nothing = ({name: values[:count] for name, values in one.items()} for count in (1, 0))
+    assert apart(one, one) == apart(nothing, nothing) == {"differing": 0.0, "pixels": 0.0}
+    assert apart({**one, "boxes": boxes + 0.25}, one) == {"differing": 0.0, "pixels": 0.25}
     assert apart(fewer, one) == {"differing": pytest.approx(1 / 3), "pixels": 0.0}
-    nothing = {name: values[:0] for name, values in one.items()}
-    assert apart(nothing, nothing) == {"differing": 0.0, "pixels": 0.0}
     assert apart(nothing, one)["differing"] == apart({**one, "labels": np.array([2, 1])}, one)["differing"] == 1
     pixels = {"classes": np.zeros((4, 5))}
     assert apart({"classes": np.eye(4, 5)}, pixels)["differing"] == pytest.approx(0.2)

@@ -1,6 +1,5 @@
 """What XNNPACK takes over, and the threads that all sessions share."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,9 +9,8 @@ portable_lib = pytest.importorskip("executorch.extension.pybindings.portable_lib
 
 from broadsight.deployment import FORMATS, capture, open_artefact  # noqa: E402
 from broadsight.deployment.formats.executorch import SEAL, sealed  # noqa: E402
-from tests.deployment.tiny import described  # noqa: E402
-
-IMAGES = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
+from tests.deployment.tiny import check_same, described, noise, written  # noqa: E402
+from tests.refusals import refused  # noqa: E402
 
 
 class Views(nn.Module):
@@ -48,8 +46,7 @@ def artefact(model, tmp_path_factory):
 
 
 def check(session, model):
-    expected = model(torch.from_numpy(IMAGES)).numpy()
-    np.testing.assert_allclose(session(IMAGES)["logits"], expected, rtol=1e-5, atol=1e-5)
+    check_same(session, model, noise(2, 3, 32, 32), rtol=1e-5)
 
 
 def test_write__filters_that_are_views_and_attention_are_taken_over(artefact, model):
@@ -65,8 +62,8 @@ def test_open__threads_are_set_before_and_not_while_a_session_is_open(artefact, 
         assert portable_lib._threadpool_get_thread_count() == threads
         check(session, model)
         check(open_artefact(artefact, threads), model)
-        with pytest.raises(ValueError, match=f"runs with {threads} threads, not 3, until its open sessions are forgo"):
-            open_artefact(artefact, 3)
+        words = f"runs with {threads} threads, not 3, until its open sessions are forgo"
+        refused(words, open_artefact, artefact, 3)
         check(session, model)
         del session
 
@@ -84,28 +81,20 @@ class Columns(nn.Module):
 
 def test_write__soft_maxes_behind_convolutions_run_over_columns(tmp_path):
     torch.manual_seed(0)
-    columns, said = Columns().eval().requires_grad_(False), described(any_batch=False)
-    FORMATS["executorch"].write(capture(columns, said.shape, any_batch=False), said, tmp_path / "columns.pte")
-    check(open_artefact(tmp_path / "columns.pte"), columns)
+    columns = Columns().eval().requires_grad_(False)
+    check(open_artefact(written("executorch", tmp_path, columns, described(any_batch=False))), columns)
 
 
-def test_open__what_is_no_whole_program(artefact, tmp_path):
+def test_open__refuses_what_is_no_whole_program_and_backends_that_are_not_ours(artefact, tmp_path):
     content = artefact.read_bytes()
     path = tmp_path / "net.pte"
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 1
     for changed in (b"", content[:20], content[: len(content) // 2], bytes(flipped), content + b"x", b"PK" + content):
         path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"net\.pte cannot be opened"):
-            open_artefact(path)
-
-
-def test_open__a_program_names_no_files_and_no_backends_but_ours(artefact, tmp_path):
-    """All that a program can ask for is what the runtime brings along."""
-    content = artefact.read_bytes()
+        refused(r"net\.pte cannot be opened", open_artefact, path)
+    # All that a program can ask for is what the runtime brings along.
     assert b"XnnpackBackend" in content
-    path = tmp_path / "net.pte"
     program = content.rpartition(SEAL)[0]
     path.write_bytes(sealed(program.replace(b"XnnpackBackend", b"StrangeBackend")))
-    with pytest.raises(ValueError, match=r"net\.pte cannot be opened"):
-        open_artefact(path)
+    refused(r"net\.pte cannot be opened", open_artefact, path)

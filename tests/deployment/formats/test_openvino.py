@@ -9,10 +9,10 @@ from broadsight.deployment import FORMATS, capture, open_artefact
 from broadsight.deployment.formats.openvino import for_one_image, plain_sizes, save
 from broadsight.layers import BilinearPatchEmbed
 from tests.compare import randomize
-from tests.deployment.tiny import Tiny, described
+from tests.deployment.tiny import Tiny, check_same, described, noise, written
+from tests.refusals import refused
 
 openvino = pytest.importorskip("openvino")
-write = FORMATS["openvino"].write
 
 
 class Between(nn.Module):
@@ -38,41 +38,35 @@ def test_plain_sizes__the_same_numbers_without_maxima():
 
 
 def test_open__one_image_has_a_graph_of_its_own_and_several_share_one(tmp_path, monkeypatch):
-    model, compiled = Tiny().eval(), []
-    write(capture(model, (3, 32, 32)), described(), tmp_path / "net.xml")
-    core = openvino.Core.compile_model
-    monkeypatch.setattr(
-        openvino.Core, "compile_model", lambda *given: compiled.append(given[1].inputs[0].partial_shape) or core(*given)
-    )
-    session = open_artefact(tmp_path / "net.xml", 1)
+    compiled, compile_model = [], openvino.Core.compile_model
+
+    def record(core, model, *given):
+        compiled.append(str(model.inputs[0].partial_shape))
+        return compile_model(core, model, *given)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", record)
+    session = open_artefact(written("openvino", tmp_path, Tiny(), described()), 1)
     for count in (1, 3, 1, 2):
-        images = np.random.default_rng(count).normal(size=(count, 3, 32, 32)).astype(np.float32)
-        expected = model(torch.from_numpy(images)).detach()
-        np.testing.assert_allclose(session(images)["logits"], expected, atol=1e-5)
-    assert [str(shape) for shape in compiled] == ["[1,3,32,32]", "[?,3,32,32]"]
-
-
-def test_for_one_image__not_where_other_lengths_are_open(tmp_path):
-    path = tmp_path / "net.xml"
-    write(capture(Tiny().eval(), (3, 64, 64), any_size=True), described(64, any_size=True), path)
-    assert for_one_image(openvino.Core().read_model(path), described(64, any_size=True)) is None
+        check_same(session, Tiny().eval(), noise(count, 3, 32, 32))
+    assert compiled == ["[1,3,32,32]", "[?,3,32,32]"]
 
 
 def test_write__of_a_program_for_any_number_one_for_a_single_image(tmp_path):
-    write(capture(Tiny().eval(), (3, 32, 32)), described(any_batch=False), tmp_path / "net.xml")
+    free = described(64, any_size=True)
+    assert for_one_image(openvino.Core().read_model(written("openvino", tmp_path, Tiny(), free)), free) is None
+    one, program = described(any_batch=False), capture(Tiny().eval(), (3, 32, 32))
+    FORMATS["openvino"].write(program, one, tmp_path / "net.xml")
     model = openvino.Core().read_model(tmp_path / "net.xml")
-    assert list(model.inputs[0].shape) == [1, 3, 32, 32] and for_one_image(model, described(any_batch=False)) is None
-    assert open_artefact(tmp_path / "net.xml", 1)(np.zeros((2, 3, 32, 32), np.float32))["logits"].shape == (2, 4)
+    assert list(model.inputs[0].shape) == [1, 3, 32, 32] and for_one_image(model, one) is None
+    assert open_artefact(tmp_path / "net.xml", 1)(noise(2, 3, 32, 32))["logits"].shape == (2, 4)
 
 
 def test_write__sampling_at_offsets_for_any_size(tmp_path):
     model = randomize(BilinearPatchEmbed(3, 8)).eval()
     description = described(64, any_size=True, outputs=("maps",), task="segment")
-    write(capture(model, (3, 64, 64), any_size=True), description, tmp_path / "net.xml")
-    session = open_artefact(tmp_path / "net.xml", 1)
-    for height, width in ((64, 64), (70, 98)):
-        images = np.random.default_rng(0).normal(size=(2, 3, height, width)).astype(np.float32)
-        np.testing.assert_allclose(session(images)["maps"], model(torch.from_numpy(images)).detach(), atol=1e-4)
+    session = open_artefact(written("openvino", tmp_path, model, description), 1)
+    for size in ((64, 64), (70, 98)):
+        check_same(session, model, noise(2, 3, *size), 1e-4)
 
 
 @pytest.fixture
@@ -109,19 +103,15 @@ def test_other_content__is_refused(path, old, new, said):
     text = path.read_text("utf-8")
     assert old in text
     path.write_text(text.replace(old, new), "utf-8")
-    with pytest.raises(ValueError, match=rf"net\.xml cannot be opened: .*{said}"):
-        open_artefact(path)
+    refused(rf"net\.xml cannot be opened: .*{said}", open_artefact, path)
 
 
 def test_other_files__are_refused(path):
     weights = path.with_suffix(".bin")
     moved = weights.rename(path.with_name("elsewhere"))
-    with pytest.raises(ValueError, match=r"no net\.bin beside it"):
-        open_artefact(path)
+    refused(r"no net\.bin beside it", open_artefact, path)
     weights.symlink_to(moved)
-    with pytest.raises(ValueError, match=r"no net\.bin beside it"):
-        open_artefact(path)
+    refused(r"no net\.bin beside it", open_artefact, path)
     for content in (b"", b"<a/>", b"\xff\xfe<\0", b"<net>" * 100_000, b"\x08\x07\x12\x04"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"net\.xml cannot be opened: "):
-            open_artefact(path)
+        refused(r"net\.xml cannot be opened: ", open_artefact, path)

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.deployment import FORMATS, Description, capture
+from broadsight.deployment import Description, capture
+from broadsight.deployment.formats import of_file
 from tests.deployment.tiny import described
 
 CLASSES = ("red", "green", "blue")
@@ -40,10 +41,9 @@ class Colours(nn.Module):
                 module.weight.mul_(0.1)
                 module.bias.zero_()
                 middle = module.kernel_size[0] // 2
-                for colour in range(3):
-                    place = colour + 1
-                    module.weight[place] = 0
-                    own = 0 if module.groups > 1 else colour if module is self.stem else place
+                module.weight[1:4] = 0
+                for place in (1, 2, 3):
+                    own = 0 if module.groups > 1 else place - (module is self.stem)
                     module.weight[place, own, middle, middle] = 1
             self.stem.bias[1:4] = 3  # above zero whatever the image
             self.conv1.bias[0] = outlier
@@ -90,10 +90,10 @@ def noise(count: int = 12, side: int = 32) -> np.ndarray:
 
 def written(model: nn.Module, path: Path, **changes) -> Path:
     """A float file of the format that the path's ending says, with the names of its layers."""
-    said, form = colours_described(**changes), next(form for form in FORMATS.values() if form.owns(path))
+    said = colours_described(**changes)
     program = capture(model.eval(), said.shape, any_batch=said.image["any_batch"])
-    form.write(program, said, path)
-    if form.name == "openvino":
+    of_file(path).write(program, said, path)
+    if path.suffix == ".xml":
         from broadsight.deployment.int8.openvino import name_layers
 
         name_layers(path, program)

@@ -37,6 +37,18 @@ def test_write__pairs_of_q_and_dq_around_every_layer(calibrated, tmp_path):
         assert constants[weight.input[0]].data_type == onnx.TensorProto.INT8
         assert constants[image.input[2]].data_type == onnx.TensorProto.UINT8
         assert tuple(constants[weight.input[1]].dims) == ((3,) if name == "fc" else (WIDTH,))  # for each output channel
+    # Layers that are kept are float in all that they read.
+    calibrated.write(tmp_path / "kept.onnx", ["conv4", "fc"])
+    nodes, makers, constants = nodes_of(tmp_path / "kept.onnx")
+    assert constants[nodes["conv4"].input[1]].data_type == onnx.TensorProto.FLOAT
+    assert constants[nodes["fc"].input[1]].data_type == onnx.TensorProto.FLOAT
+    assert makers[nodes["fc"].input[0]].op_type != "DequantizeLinear"
+    assert makers[nodes["conv3"].input[0]].op_type == "DequantizeLinear"
+    calibrated.write(tmp_path / "one.onnx", [name for name in LAYERS if name != "conv4"])
+    nodes, makers, constants = nodes_of(tmp_path / "one.onnx")
+    rounded = makers[makers[nodes["conv4"].input[0]].input[0]]
+    (add,) = (node for node in nodes.values() if node.op_type == "Add")
+    assert rounded.input[0] in add.input  # the residual connection reads what was not rounded
 
 
 @torch.no_grad()
@@ -55,20 +67,6 @@ def test_own_biases__layers_that_share_one(tmp_path):
     assert most == [4, 1]
     onnx.save(whole, path)
     np.testing.assert_array_equal(open_artefact(path, 1)(noise(20))["logits"], before)
-
-
-def test_write__kept_layers_are_float_in_all_they_read(calibrated, tmp_path):
-    calibrated.write(tmp_path / "kept.onnx", ["conv4", "fc"])
-    nodes, makers, constants = nodes_of(tmp_path / "kept.onnx")
-    assert constants[nodes["conv4"].input[1]].data_type == onnx.TensorProto.FLOAT
-    assert constants[nodes["fc"].input[1]].data_type == onnx.TensorProto.FLOAT
-    assert makers[nodes["fc"].input[0]].op_type != "DequantizeLinear"
-    assert makers[nodes["conv3"].input[0]].op_type == "DequantizeLinear"
-    calibrated.write(tmp_path / "one.onnx", [name for name in LAYERS if name != "conv4"])
-    nodes, makers, constants = nodes_of(tmp_path / "one.onnx")
-    rounded = makers[makers[nodes["conv4"].input[0]].input[0]]
-    (add,) = (node for node in nodes.values() if node.op_type == "Add")
-    assert rounded.input[0] in add.input  # the residual connection reads what was not rounded
 
 
 def test_alone__is_what_rounding_by_hand_gives(calibrated):

@@ -11,18 +11,14 @@ pytest.importorskip("nncf")
 
 from broadsight.deployment import open_artefact  # noqa: E402
 from broadsight.deployment.int8.layers import FACTOR, SHALLOW, moved  # noqa: E402
-from broadsight.deployment.int8.openvino import CalibratedOpenVINO  # noqa: E402
+from broadsight.deployment.int8.openvino import PRODUCTS, CalibratedOpenVINO  # noqa: E402
 from tests.deployment.int8.models import LAYERS, Colours, noise, written  # noqa: E402
 
 
 def products(path: Path) -> dict:
     """Convolutions and products of matrices by name."""
-    model = openvino.Core().read_model(str(path))
-    return {
-        node.friendly_name: node
-        for node in model.get_ops()
-        if node.get_type_name() in ("Convolution", "GroupConvolution", "MatMul")
-    }
+    nodes = openvino.Core().read_model(str(path)).get_ops()
+    return {node.friendly_name: node for node in nodes if node.get_type_name() in PRODUCTS}
 
 
 def weight_type(node) -> str:

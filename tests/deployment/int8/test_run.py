@@ -1,6 +1,7 @@
 """Quantising a classifier: what it is calibrated and measured on, which layers stay in float, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,16 @@ from PIL import Image
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise
 from broadsight.deployment import open_artefact
+from broadsight.deployment.formats import of_file
 from broadsight.deployment.int8 import calibration
 from broadsight.deployment.int8.run import Answers, Attempt, quantiser, settle
-from broadsight.deployment.run import Quantise, write_artefact
-from broadsight.deployment.subject import Subject, of_classifier
+from broadsight.deployment.run import Exported, Quantise, write_artefact
+from broadsight.deployment.subject import of_classifier
 from broadsight.runs.classifier import Classifier
 from tests.deployment.int8.models import CLASSES, LAYERS, Colours
-from tests.deployment.tiny import ask
-from tests.training.small_runs import fill, refusal
+from tests.deployment.tiny import ask, needed
+from tests.refusals import refused
+from tests.training.small_runs import fill
 
 SIDE = 32
 COSTS = {"a": 0.1, "b": 0.9, "c": 0.2, "d": 0.05, "e": 0.5, "f": 0.01, "g": 0.02, "h": 0.03}
@@ -30,11 +33,15 @@ def classifier_of(outlier: float = 0.0, run: dict | None = None) -> Classifier:
     return Classifier("colours", "colours", Colours(outlier).eval(), transforms, CLASSES, normalise, run or {})
 
 
-def prepared(outlier: float = 0.0, run: dict | None = None, **options) -> tuple[Subject, Quantise]:
-    """A classifier to export, and what it is quantised with."""
-    classifier = classifier_of(outlier, run)
-    subject = of_classifier(classifier, "a test", count=2)
-    return subject, quantiser(classifier, subject, **options)
+def quantised_by(outlier: float = 0.0, run: dict | None = None, progress=lambda *_: None, **options) -> Quantise:
+    return quantiser(classifier_of(outlier, run), "colours", ask("onnx", int8=True, **options), progress)
+
+
+def export(path: Path, quantise: Quantise | None = None, outlier: float = 0.0) -> Exported:
+    form = of_file(path).name
+    needed(form)
+    subject = of_classifier(classifier_of(outlier), "a test", count=2)
+    return write_artefact(subject, path, ask(form, rounds=0), quantise=quantise)
 
 
 @pytest.fixture(scope="module")
@@ -46,53 +53,35 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def attempts(needed: set[str], limit: float = 1.0):
-    """What `settle` asks for, of a model that loses too much until all those needed are in float."""
-    tried = []
-
-    def attempt(more):
-        tried.append(tuple(more))
-        missing = len(needed - set(more))
-        return Attempt(Path("file"), tuple(more), Answers(np.zeros(1), 90.0), limit + missing if missing else limit)
-
-    return attempt, tried
-
-
-def test_settle__asks_for_no_order_where_nothing_is_lost():
-    attempt, tried = attempts(set())
-    found, errors = settle(attempt, lambda: pytest.fail("ranked in vain"), 1.0)
-    assert found.kept == () and errors == {} and tried == [()]
-
-
 @pytest.mark.parametrize(
-    ("needed", "steps"), [("b", [0, 1]), ("be", [0, 1, 2]), ("c", [0, 1, 2, 4, 3]), ("bca", [0, 1, 2, 4, 3])]
+    ("needed", "steps", "kept"),
+    [
+        ("", [0], 0),  # and no order is asked for
+        ("b", [0, 1], 1),
+        ("be", [0, 1, 2], 2),
+        ("c", [0, 1, 2, 4, 3], 3),
+        ("bca", [0, 1, 2, 4, 3], 4),
+        ("bf", [0, 1, 2, 4], 1),  # half of the layers do not suffice: the best that there was
+    ],
 )
-def test_settle__keeps_as_few_layers_as_do(needed, steps):
-    attempt, tried = attempts(set(needed))
+def test_settle__keeps_as_few_layers_as_do(needed, steps, kept):
+    def attempt(more):
+        """Of a model that loses too much until all those needed are in float."""
+        tried.append(tuple(more))
+        return Attempt(Path("file"), tuple(more), Answers(np.zeros(1), 90.0), 1.0 + len(set(needed) - set(more)))
+
+    tried = []
     found, errors = settle(attempt, lambda: COSTS, 1.0)
-    assert tried == [ORDER[:count] for count in steps] and errors == COSTS
-    assert found.kept == ORDER[: max(ORDER.index(name) for name in needed) + 1]
-
-
-def test_settle__gives_up_at_half_of_the_layers_with_the_best_it_had():
-    attempt, tried = attempts({"b", "f"})
-    found, _ = settle(attempt, lambda: COSTS, 1.0)
-    assert found.lost > 1 and len(found.kept) == 1 and max(map(len, tried)) == 4
-
-
-def onnx_only() -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+    assert tried == [ORDER[:count] for count in steps] and errors == (COSTS if needed else {})
+    assert found.kept == ORDER[:kept] and (found.lost > 1) == (needed == "bf")
 
 
 @pytest.fixture(scope="module")
 def rescued(data, tmp_path_factory):
     """A model with a layer that int8 destroys, exported."""
-    onnx_only()
     folder, steps = tmp_path_factory.mktemp("rescued"), []
-    subject, quantise = prepared(1e5, data=str(data), images=9, progress=lambda *step: steps.append(step[2]))
-    found = write_artefact(subject, folder / "net.onnx", ask("onnx", rounds=0), quantise=quantise)
-    return found, folder, steps
+    quantise = quantised_by(1e5, None, lambda *step: steps.append(step[2]), data=str(data), calibration_images=9)
+    return export(folder / "net.onnx", quantise, 1e5), folder, steps
 
 
 def test_quantiser__what_an_outlier_destroys_stays_in_float(rescued, data):
@@ -108,36 +97,27 @@ def test_quantiser__what_an_outlier_destroys_stays_in_float(rescued, data):
     assert "conv1: alone it moves the logits by" in text and "100.00 % in float, 100.00 % in int8" in text
     assert "always in float: 2 others (2 for few input channels)" in text
     assert {"calibrating", "accuracy in float", "accuracy in int8", "what conv1 costs"} <= set(steps)
-
-
-def test_quantiser__the_artefact_says_it_too(rescued):
-    found, folder, _ = rescued
     assert sorted(file.name for file in folder.iterdir()) == ["net.onnx", "net.onnx.export.json"]
-    session = open_artefact(folder / "net.onnx", 1)
-    assert session.description == found.description
-    assert session.description.quantised["kept_in_float"] == found.int8["kept_in_float"]
+    description = open_artefact(folder / "net.onnx", 1).description
+    assert description == found.description and description.quantised["kept_in_float"] == said["kept_in_float"]
     record = json.loads((folder / "net.onnx.export.json").read_text())
     assert record["int8"]["bytes"]["int8"] == found.bytes < record["int8"]["bytes"]["float"]
 
 
 def test_quantiser__fails_where_float_layers_do_not_help(data, tmp_path):
-    onnx_only()
-    subject, quantise = prepared(1e5, data=str(data), kept=("fc", "dw", "conv3"))  # leaves room for one more
-    with pytest.raises(RuntimeError, match=r"loses 66\.7 points .* --max-drop allows 1: nothing was written"):
-        write_artefact(subject, tmp_path / "net.onnx", ask("onnx", rounds=0), quantise=quantise)
+    quantise = quantised_by(1e5, data=str(data), keep_float=("fc", "dw", "conv3"))  # leaves room for one more
+    words = r"loses 66\.7 points .* --max-drop allows 1: nothing was written"
+    refused(words, export, tmp_path / "net.onnx", quantise, 1e5, error=RuntimeError)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
 def float_file(tmp_path_factory) -> Path:
-    onnx_only()
-    path = tmp_path_factory.mktemp("float") / "net.onnx"
-    write_artefact(of_classifier(classifier_of(), "a test", count=2), path, ask("onnx", rounds=0))
-    return path
+    return export(tmp_path_factory.mktemp("float") / "net.onnx").path
 
 
 def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
-    _, quantise = prepared(calibrate=str(data / "val"), kept=("conv*", "stem"))
+    quantise = quantised_by(calibrate=str(data / "val"), keep_float=("conv*", "stem"))
     _, found = quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1))
     assert found["top1"] is None and found["same_class"] == 1 and found["in_int8"] == 2
     assert {one["reason"] for one in found["kept_in_float"]} == {"asked for"}
@@ -148,10 +128,8 @@ def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
 
 @pytest.mark.slow
 def test_quantiser__openvino(data, tmp_path):
-    pytest.importorskip("openvino")
     pytest.importorskip("nncf")
-    subject, quantise = prepared(1e5, data=str(data))
-    found = write_artefact(subject, tmp_path / "net.xml", ask("openvino", rounds=0), quantise=quantise)
+    found = export(tmp_path / "net.xml", quantised_by(1e5, data=str(data)), 1e5)
     assert found.int8["top1"] == {"float": 100.0, "int8": 100.0}
     assert "conv2" in [one["layer"] for one in found.int8["kept_in_float"]]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["net.bin", "net.xml", "net.xml.export.json"]
@@ -161,48 +139,42 @@ def test_quantiser__openvino(data, tmp_path):
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        (("stages.0.*",), "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
-        (("*",), "--keep-float * leaves none of 6 layers to be int8"),
+        ("stages.0.*", "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
+        ("*", "--keep-float * leaves none of 6 layers to be int8"),
     ],
 )
 def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path, kept, said):
-    _, quantise = prepared(calibrate=str(data), kept=kept)
-    assert said in refusal(lambda: quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1)))
+    quantise, session = quantised_by(calibrate=str(data), keep_float=(kept,)), open_artefact(float_file, 1)
+    refused(re.escape(said), quantise, float_file, tmp_path / "net.onnx", session)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def asked():
-    """What `quantiser` says of images that it does not like."""
-    return lambda **options: refusal(lambda: prepared(**options))
-
-
-def test_quantiser__images_are_checked_before_anything_slow(asked, tmp_path):
+def test_quantiser__images_are_checked_before_anything_slow(tmp_path):
+    for name, content in (("notes/a.txt", b"none"), ("broken/a.jpg", b"no image"), ("broken/b.png", b"")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
     (tmp_path / "empty").mkdir()
-    said = asked(calibrate=str(tmp_path / "absent"))
-    assert said.startswith("--calibrate") and "no such file or folder" in said
-    assert "folder without images" in asked(calibrate=str(tmp_path / "empty"))
-    (tmp_path / "empty" / "notes.txt").write_text("no image")
-    assert "folder without images" in asked(calibrate=str(tmp_path / "empty"))
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "a.jpg").write_bytes(b"no image")
-    (tmp_path / "broken" / "b.png").touch()
-    assert "none of the 2 images in" in asked(calibrate=str(tmp_path / "broken"))
-    assert "give labelled ones by --data, which measures accuracy too, or any by --calibrate" in asked()
-
-
-def test_quantiser__numbers_are_checked(asked, data):
-    assert "--calibration-images 0; expected 1 or more" in asked(calibrate=str(data), images=0)
-    assert "--max-drop -1.0; expected 0 or more" in asked(calibrate=str(data), max_drop=-1.0)
-    assert "--max-drop nan" in asked(calibrate=str(data), max_drop=float("nan"))
-
-
-def test_quantiser__data_of_other_classes_or_lost_data(asked, tmp_path):
+    refused("^--calibrate.*no such file or folder", quantised_by, calibrate=str(tmp_path / "absent"))
+    for name, said in (("empty", "folder without"), ("notes", "folder without"), ("broken", "none of the 2")):
+        refused(f"{said} images", quantised_by, calibrate=str(tmp_path / name))
+    refused("give labelled ones by --data, which measures accuracy too, or any by --calibrate", quantised_by)
     fill(tmp_path / "other", SIDE, cat=2, dog=2)
-    assert "was not trained on: cat, dog" in asked(data=str(tmp_path / "other"))
-    settings = {"data": str(tmp_path / "moved"), "seed": 0}
-    said = asked(run={"broadsight": {"settings": settings, "recipe": {}}})
-    assert "cannot be had" in said and "give labelled images by --data, or any by --calibrate" in said
+    refused("was not trained on: cat, dog", quantised_by, data=str(tmp_path / "other"))
+    run = {"broadsight": {"settings": {"data": str(tmp_path / "moved"), "seed": 0}, "recipe": {}}}
+    refused("cannot be had.*give labelled images by --data, or any by --calibrate", quantised_by, run=run)
+    assert of_classifier(classifier_of(run=run), "a test", count=1).shown == "drawn scenes"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"calibration_images": 0}, "--calibration-images 0; expected 1 or more"),
+        ({"max_drop": -1.0}, "--max-drop -1.0; expected 0 or more"),
+        ({"max_drop": float("nan")}, "--max-drop nan"),
+    ],
+)
+def test_request__numbers_are_checked(options, said):
+    refused(said, ask, "onnx", int8=True, **options)
 
 
 def sources_of(data: Path, **options):

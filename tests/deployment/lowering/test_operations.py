@@ -24,10 +24,6 @@ def test_attention__is_scaled_dot_product_attention(hidden):
     mask[1, ..., 4:] = float("-inf")
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask if hidden else None)
     torch.testing.assert_close(attention(q, k, v, mask if hidden else None), expected)
-
-
-def test_split_heads__by_kind_then_head():
-    x = torch.arange(12.0).view(1, 1, 12)
-    q, k = split_heads(x, 2, 3)
+    q, k = split_heads(torch.arange(12.0).view(1, 1, 12), 2, 3)  # by kind, then head
     assert q.flatten().tolist() == [0, 1, 2, 3, 4, 5] and k.shape == (1, 3, 1, 2)
     assert k[0, 2, 0].tolist() == [10, 11]

@@ -5,6 +5,10 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
 import zlib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -12,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from .... import __version__
-from ....files import whole_folder
+from ....files import file_digest, whole_folder
 from ....weights.reading import inside
-from ...description import Description
-from ...session import Session
+from ...session import Description, Session
+from .. import Format, register
 from ..onnx import INPUT, check_onnx, session_of
-from ..registry import Format, register
-from . import runtime as web_runtime
 
 SOURCE = files("broadsight.deployment.formats.web")
 PAGE = ("index.html", "style.css", "resampling.js", "images.js", "model.js", "page.js")
@@ -31,11 +33,26 @@ PART = 6 * 2**20  # bytes of a file that go into one script, a few so that the p
 DAMAGED = (OSError, ValueError, EOFError, KeyError, TypeError, IndexError, zlib.error)  # by what a folder may hold
 
 
+# ONNX Runtime Web: from npm, checked and kept, or from a folder
+PACKAGE = "onnxruntime-web"
+VERSION = "1.30.0"
+INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
+
+SCRIPT, GLUE, WASM = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
+DIGESTS = {  # sha256 of what VERSION has
+    SCRIPT: "faece07e84faa9001f5104bbe4e5c70861d06cb2376a0dea1fa0ad33a67adc81",
+    GLUE: "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",
+    WASM: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
+}
+UNKNOWN = "unknown"
+PATIENCE = 600  # seconds for a download of 33 MB
+BY_HAND = f"run `npm install {PACKAGE}@{VERSION}` where there is npm, then give --ort-web node_modules/{PACKAGE}/dist"
+
+
 @register
 class Web(Format):
     name, runtime = "web", "ONNX Runtime Web"
     packages, extra = ("onnx", "onnxscript", "onnxruntime"), "export"
-    options = ("ort_web",)
     sizes = False
     int8, int8_batches = "web-int8", True
 
@@ -44,34 +61,25 @@ class Web(Format):
 
         A page opened by double-click may load nothing but scripts. The model, the runtime's WebAssembly and the module
         that starts it are therefore scripts too: gzip in base64, in parts. All else is as it lies beside this file.
-
-        Args:
-            program: The path of an ONNX file.
-            path: New, empty, or written by this function, which replaces it.
-            ort_web: The folder of ONNX Runtime Web; without it the cache, or npm.
-
-        Raises:
-            ValueError: It is no classifier, its images cannot be prepared in the browser, the folder holds something
-                else, or ONNX Runtime Web is not to be had.
+        The program is the path of an ONNX file; ort_web is the folder of ONNX Runtime Web, or None for cache or npm.
         """
-        folder = Path(path)
-        check_folder(folder)
-        runtime = require(description, ort_web=ort_web)
-        with whole_folder(folder, replace=True) as unfinished:
+        check_folder(path)
+        runtime = require(description, ort_web)
+        with whole_folder(path, replace=True) as unfinished:
             (unfinished / "runtime").mkdir()
             (unfinished / "model").mkdir()
             copied: dict[str, Any] = {name: SOURCE / name for name in PAGE}
-            copied[f"runtime/{web_runtime.SCRIPT}"] = runtime / web_runtime.SCRIPT
+            copied[f"runtime/{SCRIPT}"] = runtime / SCRIPT
             copied["runtime/LICENSE.txt"] = SOURCE / "LICENSE-onnxruntime.txt"
             for name, source in copied.items():
                 (unfinished / name).write_bytes(source.read_bytes())
             packed = {
-                "glue": _pack(unfinished, "runtime/glue", (runtime / web_runtime.GLUE).read_bytes()),
-                "wasm": _pack(unfinished, "runtime/wasm", (runtime / web_runtime.WASM).read_bytes()),
+                "glue": _pack(unfinished, "runtime/glue", (runtime / GLUE).read_bytes()),
+                "wasm": _pack(unfinished, "runtime/wasm", (runtime / WASM).read_bytes()),
                 "model": _pack(unfinished, "model/part", Path(program).read_bytes()),
             }
             said = {
-                "made": f"broadsight {__version__}, onnxruntime-web {web_runtime.version(runtime)}",
+                "made": f"broadsight {__version__}, onnxruntime-web {version(runtime)}",
                 "description": json.loads(description.to_json()),
                 "packed": packed,
                 "files": sorted([*_below(unfinished), MANIFEST]),
@@ -125,14 +133,8 @@ def manifest_text(said: dict[str, Any]) -> str:
     return OPENING + json.dumps(said, indent=1) + CLOSING
 
 
-def require(description: Description, *, ort_web: str | Path | None = None) -> Path:
-    """The folder of ONNX Runtime Web's files; refuses what `write` would, before anything is exported."""
-    check(description)
-    return web_runtime.find(ort_web)
-
-
-def check(description: Description) -> None:
-    """Refuse what the page could not do as Python does it."""
+def require(description: Description, ort_web: str | Path | None = None) -> Path:
+    """The folder of ONNX Runtime Web's files; refuses what the page could not do as Python does it."""
     if description.task != "classify":
         raise ValueError(f"the format web shows classifiers; {description.title} is for --task {description.task}")
     said = description.preprocessing
@@ -151,6 +153,7 @@ def check(description: Description) -> None:
         raise ValueError(f"{description.title} has {len(said['mean'])} means for {channels} channels")
     if not isinstance(said["resize"], int):
         raise ValueError(f"resize={said['resize']} of {description.title}; expected pixels of the shorter side")
+    return find_runtime(ort_web)
 
 
 def check_folder(folder: str | Path) -> None:
@@ -166,12 +169,12 @@ def check_folder(folder: str | Path) -> None:
         ours = set(manifest(folder)["files"])
     except ValueError:
         raise ValueError(f"{folder} is not empty and not the folder of such a page; give a new one") from None
-    if others := sorted(set(_below(folder)) - ours):
+    if others := sorted(_below(folder) - ours):
         raise ValueError(f"{folder} also holds {others[0]}, which would be lost; move it or give a new folder")
 
 
-def _below(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]
+def _below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
 def _pack(folder: Path, stem: str, content: bytes) -> dict[str, Any]:
@@ -205,3 +208,78 @@ def unpacked(folder: str | Path, parts: Sequence[str]) -> bytes:
         if len(found[-1]) > PART or not opened.eof:
             raise ValueError(f"{name} is damaged")
     return b"".join(found)
+
+
+def find_runtime(given: str | Path | None = None) -> Path:
+    """A folder with SCRIPT, GLUE and WASM: the given one, such as node_modules/onnxruntime-web/dist, whatever its
+    version; or else those of VERSION from the cache, or from npm."""
+    if given is None:
+        from ....data.sources import cache_folder
+
+        kept = cache_folder() / f"{PACKAGE}-{VERSION}"
+        if not _is_whole(kept):
+            _fetch(kept)
+        return kept
+    given = Path(given)
+    for place in (given, given / "dist"):
+        if all((place / name).is_file() for name in DIGESTS):
+            if version(place) == UNKNOWN:
+                raise ValueError(f"{place / SCRIPT} is not that of {PACKAGE}; give the folder dist of {PACKAGE}")
+            return place
+    missing = [name for name in DIGESTS if not (given / name).is_file()]
+    raise ValueError(f"--ort-web {given} has no {', '.join(missing)}; give the folder dist of {PACKAGE}")
+
+
+def version(folder: Path) -> str:
+    """What the script in a folder says that it is."""
+    with open(folder / SCRIPT, encoding="utf-8", errors="replace") as file:
+        said = re.search(r"ONNX Runtime Web v(\S+)", file.read(400))
+    return said[1] if said else UNKNOWN
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return all(file_digest(folder / name) == digest for name, digest in DIGESTS.items())
+    except OSError:
+        return False
+
+
+def _fetch(folder: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ValueError(f"the format web needs {PACKAGE}, and there is no npm to fetch it; {BY_HAND}")
+    try:
+        with whole_folder(folder, replace=True) as unfinished, tempfile.TemporaryDirectory() as scratch:
+            with tarfile.open(_packed(npm, Path(scratch))) as archive:
+                for name in DIGESTS:
+                    member = archive.extractfile(f"package/dist/{name}")
+                    assert member is not None  # the archive is the one whose digest we know
+                    (unfinished / name).write_bytes(member.read())
+            if not _is_whole(unfinished):
+                raise ValueError(f"the files of {PACKAGE}@{VERSION} are not those that were checked; {BY_HAND}")
+    except OSError as error:
+        if not _is_whole(folder):  # or somebody else was faster
+            what = error.strerror or type(error).__name__
+            raise ValueError(f"{PACKAGE} cannot be kept in {folder}: {what.lower()}; {BY_HAND}") from None
+
+
+def _packed(npm: str, scratch: Path) -> Path:
+    """The archive of the package, as npm sends it. Of a failure npm's code, since its words name the address."""
+    command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--loglevel=error"]
+    reason = ""
+    try:
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=PATIENCE)
+        if done.returncode:
+            code = re.search(r"npm (?:error|ERR!) code (\w+)", done.stderr)
+            reason = code[1] if code else "it failed"
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {PATIENCE} seconds"
+    except OSError as error:
+        reason = str(error.strerror)
+    found = list(scratch.glob("*.tgz"))
+    if reason or len(found) != 1:
+        raise ValueError(f"npm cannot fetch {PACKAGE}@{VERSION} ({reason or 'no archive came'}); {BY_HAND}")
+    digest = base64.b64encode(hashlib.sha512(found[0].read_bytes()).digest()).decode()
+    if f"sha512-{digest}" != INTEGRITY:
+        raise ValueError(f"npm gave another {PACKAGE}@{VERSION} than the one that was checked; {BY_HAND}")
+    return found[0]

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ....weights.reading import inside
-from . import CLOSING, DAMAGED, MANIFEST, OPENING, SOURCE, manifest, manifest_text, unpacked
-from . import runtime as web_runtime
+from . import DAMAGED, DIGESTS, GLUE, MANIFEST, SCRIPT, SOURCE, WASM, manifest, manifest_text, unpacked
 
 OLDEST = 18  # of node: it brings what the page unpacks its files with
 
@@ -35,27 +34,20 @@ def node() -> str | None:
 
 def is_ours(folder: str | Path) -> bool:
     """Whether all that node would execute of a folder is what `broadsight export` puts there, byte by byte."""
-    folder = Path(folder)
     try:
-        said = manifest(folder)["packed"]
-        runtime = {web_runtime.SCRIPT: inside(folder, f"runtime/{web_runtime.SCRIPT}").read_bytes()}
-        runtime[web_runtime.GLUE] = unpacked(folder, said["glue"]["parts"])
-        runtime[web_runtime.WASM] = unpacked(folder, said["wasm"]["parts"])
-        text = inside(folder, MANIFEST).read_text(encoding="utf-8")
-        data = json.loads(text.removeprefix(OPENING).removesuffix(CLOSING))
-        plain = text == manifest_text(data) and (folder / "model.js").read_bytes() == (SOURCE / "model.js").read_bytes()
+        said = manifest(folder)
+        runtime = {SCRIPT: inside(folder, f"runtime/{SCRIPT}").read_bytes()}
+        runtime[GLUE] = unpacked(folder, said["packed"]["glue"]["parts"])
+        runtime[WASM] = unpacked(folder, said["packed"]["wasm"]["parts"])
+        plain = inside(folder, MANIFEST).read_text(encoding="utf-8") == manifest_text(said)
+        plain = plain and (Path(folder) / "model.js").read_bytes() == (SOURCE / "model.js").read_bytes()
     except DAMAGED:
         return False
-    return plain and all(hashlib.sha256(runtime[name]).hexdigest() == one for name, one in web_runtime.DIGESTS.items())
+    return plain and all(hashlib.sha256(runtime[name]).hexdigest() == one for name, one in DIGESTS.items())
 
 
 class NodeModel:
-    """A folder's model in a process of node, which lives until this is closed or forgotten.
-
-    Raises:
-        ValueError: There is no node, or the folder is not one of ours.
-        RuntimeError: It does not run; the reason in one line.
-    """
+    """A folder's model in a process of node, which lives until this is closed or forgotten."""
 
     def __init__(self, folder: str | Path):
         program = node()

@@ -3,6 +3,7 @@
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from broadsight.data.loading import Transforms
 from broadsight.data.normalising import Normalise, per_channel
 from broadsight.deployment import FORMATS, Description
-from broadsight.deployment.formats.web import runtime as web_runtime
+from broadsight.deployment.formats import web as web_format
 from broadsight.runs.classifier import Classifier
 from tests.deployment.tiny import described, preprocessing
 
@@ -89,15 +90,11 @@ def in_int8(path: Path, shape: tuple[int, int, int]) -> Path:
 
 
 def found_runtime(patience: int = 15) -> Path:
-    """The runtime that somebody named or has fetched before, else by npm once for a process; or the test is skipped.
-
-    Args:
-        patience: Seconds for npm.
-    """
+    """The runtime that somebody named or has fetched before, else by npm within seconds; or the test is skipped."""
     named = os.environ.get("BROADSIGHT_ORT_WEB")
-    kept = Path.home() / ".cache" / "broadsight" / f"{web_runtime.PACKAGE}-{web_runtime.VERSION}"
+    kept = Path.home() / ".cache" / "broadsight" / f"{web_format.PACKAGE}-{web_format.VERSION}"
     if named or kept.is_dir():
-        return web_runtime.find(named or kept)
+        return web_format.find_runtime(named or kept)
     found = _fetched(patience)
     if isinstance(found, str):
         pytest.skip(f"{found}; here the variable BROADSIGHT_ORT_WEB takes that folder")
@@ -106,14 +103,22 @@ def found_runtime(patience: int = 15) -> Path:
 
 @cache
 def _fetched(patience: int) -> Path | str:
-    """The runtime, or why there is none."""
+    """The runtime, asked for once in a process, or why there is none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(web_runtime, "PATIENCE", patience)
+        patch.setattr(web_format, "PATIENCE", patience)
         patch.setenv("npm_config_fetch_retries", "0")  # offline it would try for minutes
         try:
-            return web_runtime.find()
+            return web_format.find_runtime()
         except ValueError as error:
             return str(error)
+
+
+def plain_session(folder: Path) -> Any:
+    """A page's model in ONNX Runtime, step by step: its fused kernels for 8 bits overflow on older processors."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(web_format.model_bytes(folder), options, providers=["CPUExecutionProvider"])
 
 
 def page(folder: Path, classifier: Classifier, runtime: Path, *, int8: bool = False, **changes) -> Path:

@@ -18,10 +18,9 @@ from broadsight.app.samples import sample
 from broadsight.cli.main import main
 from broadsight.data.decoding import decode
 from broadsight.data.sources.unlabelled import find_images
-from broadsight.deployment.formats import web as web_format
 from broadsight.prediction.classification import predict_images
 from broadsight.runs.classifier import open_classifier
-from tests.deployment.formats.web.pages import found_runtime, mosaic, page
+from tests.deployment.formats.web.pages import found_runtime, mosaic, page, plain_session
 from tests.training.small_runs import leave_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -253,13 +252,10 @@ def test_answers__grey_of_16_bits_is_near(opened, places, tmp_path):
 
 
 def test_answers__int8(opened, places, images):
-    onnxruntime = pytest.importorskip("onnxruntime")
     classifier, few = places[1]["int8"], images[:6]
     found = opened("int8", "file")
     found.set_input_files("#files", [str(file) for file in few])
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(web_format.model_bytes(places[0] / "int8"), options)
+    session = plain_session(places[0] / "int8")
     seen = classifier.transforms.build(training=False)
     for name, rows in answers(found).items():
         file = next(file for file in few if file.name == name)

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,9 +44,26 @@ SIZES = (
 )
 
 
+def put(folder: Path, pixels: np.ndarray, channels: int, **said) -> dict:
+    """An image (H, W, 3) as the page's script takes it, and how it is to be prepared."""
+    height, width, _ = pixels.shape
+    file = folder / f"{len(list(folder.iterdir()))}"
+    np.dstack([pixels, np.full((height, width), 255, np.uint8)]).tofile(file)
+    return dict(file=str(file), width=width, height=height, channels=channels, preprocessing=said)
+
+
+def run(folder: Path, cases: list[dict]) -> list[np.ndarray]:
+    """What the page makes of all cases, from one process of node."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    (folder / "script.cjs").write_text(SCRIPT)
+    command = [node(), folder / "script.cjs", files("broadsight.deployment.formats.web"), folder / "cases.json"]
+    subprocess.run([str(part) for part in command], check=True, timeout=300)
+    return [np.fromfile(case["file"] + ".out", np.float32) for case in cases]
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Both answers to many cases, from one process of node: (what, the page's, Python's)."""
+    """Both answers to many cases: (what, the page's, Python's)."""
     folder, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     cases, expected = [], []
     for place, (width, height) in enumerate(SIZES):
@@ -62,17 +80,9 @@ def prepared(tmp_path_factory):
             image = image.convert("L") if channels == 1 else image
             seen = Transforms(crop, channels, mean, std, interpolation, crop_pct).build(training=False)(image)
             expected.append(Normalise(mean, std)(seen[None])[0].numpy())
-            file = folder / f"{len(cases)}"
-            np.dstack([pixels, np.full((height, width), 255, np.uint8)]).tofile(file)
-            resize = math.floor(crop / crop_pct)
-            said = dict(resize=resize, crop=crop, interpolation=interpolation, mean=mean, std=std)
-            cases.append(dict(file=str(file), width=width, height=height, channels=channels, preprocessing=said))
-    (folder / "cases.json").write_text(json.dumps(cases))
-    (folder / "script.cjs").write_text(SCRIPT)
-    command = [node(), folder / "script.cjs", files("broadsight.deployment.formats.web"), folder / "cases.json"]
-    subprocess.run([str(part) for part in command], check=True, timeout=300)
-    found = [np.fromfile(case["file"] + ".out", np.float32) for case in cases]
-    return list(zip(cases, found, expected, strict=True))
+            said = dict(resize=math.floor(crop / crop_pct), crop=crop, interpolation=interpolation, mean=mean, std=std)
+            cases.append(put(folder, pixels, channels, **said))
+    return list(zip(cases, run(folder, cases), expected, strict=True))
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
@@ -88,21 +98,13 @@ def test_prepare__bit_by_bit_as_python(prepared, interpolation):
 def test_prepare__narrow_images_take_no_memory(tmp_path):
     """Resized as a whole, these would have ten billion pixels; Python crops them first and may round otherwise."""
     size, cases, expected = 200_000, [], []
+    said = dict(resize=256, crop=224, interpolation="bicubic", mean=(0.0,) * 3, std=(1 / 255,) * 3)
     pixels = np.random.default_rng(0).integers(0, 256, (size, 3), dtype=np.uint8)
-    for width, height in ((size, 1), (1, size)):
-        image = pixels.reshape(height, width, 3)
+    for image in (pixels[None], pixels[:, None]):
         expected.append(Transforms(224).build(training=False)(Image.fromarray(image)).numpy())
-        file = tmp_path / f"{width}"
-        np.dstack([image, np.full((height, width), 255, np.uint8)]).tofile(file)
-        said = dict(resize=256, crop=224, interpolation="bicubic", mean=(0.0,) * 3, std=(1 / 255,) * 3)
-        cases.append(dict(file=str(file), width=width, height=height, channels=3, preprocessing=said))
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    (tmp_path / "script.cjs").write_text(SCRIPT)
-    command = [node(), tmp_path / "script.cjs", files("broadsight.deployment.formats.web"), tmp_path / "cases.json"]
-    subprocess.run([str(part) for part in command], check=True, timeout=300)
-    for case, seen in zip(cases, expected, strict=True):
-        found = np.fromfile(case["file"] + ".out", np.float32).reshape(seen.shape)
-        assert abs(found - seen).max() <= 1 and seen.std() > 9
+        cases.append(put(tmp_path, image, 3, **said))
+    for found, seen in zip(run(tmp_path, cases), expected, strict=True):
+        assert abs(found.reshape(seen.shape) - seen).max() <= 1 and seen.std() > 9
 
 
 def test_prepare__cases_are_not_all_alike(prepared):

@@ -4,8 +4,10 @@ import pytest
 import timm
 import torch
 
-from broadsight.deployment.preparation import prepare, why_one_size
+from broadsight.deployment.graph import capture, prepare, why_one_size
 from tests.compare import randomize
+from tests.deployment.tiny import Tiny
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("size", [(96, 96), (100, 90)])  # whole patches, and others that are padded to be
@@ -18,6 +20,7 @@ def test_prepare__positions_are_resampled_beforehand(size):
     torch.testing.assert_close(made(images), before, rtol=1e-5, atol=1e-5)
     patches = -(-size[0] // 16) * -(-size[1] // 16)
     assert made.pos_embed.shape[1] == patches + 1 and torch.equal(model(images), before)
+    assert "--size" in why_one_size(model) and why_one_size(timm.create_model("test_resnet")) == ""
 
 
 def test_prepare__fused_attention_is_taken_apart_in_a_copy():
@@ -26,11 +29,6 @@ def test_prepare__fused_attention_is_taken_apart_in_a_copy():
     made = [module for module in prepare(model).modules() if hasattr(module, "fused_attn")]
     assert attention and len(made) == len(attention) and not any(module.fused_attn for module in made)
     assert [module.fused_attn for module in attention] == [timm.layers.use_fused_attn()] * len(attention)
-
-
-def test_why_one_size():
-    assert why_one_size(timm.create_model("test_resnet")) == ""
-    assert "--size" in why_one_size(timm.create_model("test_vit", dynamic_img_size=True))
 
 
 @torch.no_grad()
@@ -42,3 +40,11 @@ def test_prepare__lowers_a_copy_and_leaves_the_model_alone():
     assert torch.equal(model(images), before) and [type(module) for module in model.modules()] == kinds
     assert {"LoweredBlock", "LoweredSuperTokenAttention"} <= {type(module).__name__ for module in made.modules()}
     assert not made.training
+
+
+def test_capture__says_why_not():
+    class Stubborn(Tiny):
+        def forward(self, x):
+            return super().forward(x) if float(x.sum()) > 0 else x
+
+    refused("Stubborn cannot be captured for any batch: ", capture, Stubborn().eval(), (3, 32, 32))
