@@ -4,6 +4,7 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from ..app.request import Request
 from ..errors import printable
