@@ -19,21 +19,27 @@ def image_to_images(description: Description) -> Callable[[Image.Image], np.ndar
     Stack several for a session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once.
     """
     _check_task(description)
-    channels, said = description.image["channels"], description.preprocessing
-    try:
-        side, mean, std = said["crop"], tuple(said["mean"]), tuple(said["std"])
-        transform = Transforms(side, channels, mean, std, said["interpolation"], said["crop_pct"]).build(training=False)
-    except KeyError as error:
-        raise ValueError(
-            f"{description.title} does not say the {error.args[0]!r} of its preprocessing; export it again"
-        ) from None
-    normalise = Normalise(mean, std)
+    transforms, channels = transforms_of(description), description.image["channels"]
+    transform = transforms.build(training=False)
+    normalise = Normalise(transforms.mean, transforms.std)
 
     def prepare(image: Image.Image) -> np.ndarray:
         pixels = torch.as_tensor(transform(decode(image, channels)))  # C H W, bytes
         return normalise(pixels[None])[0].numpy()
 
     return prepare
+
+
+def transforms_of(description: Description) -> Transforms:
+    """How an image becomes the input of an exported classifier."""
+    said, channels = description.preprocessing, description.image["channels"]
+    try:
+        mean, std = tuple(said["mean"]), tuple(said["std"])
+        return Transforms(said["crop"], channels, mean, std, said["interpolation"], said["crop_pct"])
+    except KeyError as error:
+        raise ValueError(
+            f"{description.title} does not say the {error.args[0]!r} of its preprocessing; export it again"
+        ) from None
 
 
 def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ class Request(ModelOptions, Views, Machine):
 
     verb = "evaluate"
 
-    run: Any = option(..., **RUN)
+    run: Any = option(..., **RUN | dict(help="folder of a run, an exported file, or a timm name"))
     data: str | None = option(
         None,
         "images, as train takes them, an ImageNet set, or a folder of several; none: what the run validated on",

@@ -16,11 +16,12 @@ from ..data.sources.evaluation import Found, Which, open_part, same_data
 from ..data.sources.sample_table import some
 from ..data.stratify import METHOD
 from ..data.view import View, labels_of, sample
+from ..deployment.exported import ExportedClassifier, open_any
 from ..errors import UsageError, refuse_idle, unknown
 from ..options import CLASSIFIERS
 from ..runs.classifier import Classifier
 from ..runs.names import imagenet_names, synsets
-from ..runs.opening import facts_of, name_of, open_asked, with_weights
+from ..runs.opening import facts_of, name_of, with_weights
 from ..training.history import check_own_data
 from .classification import METRICS
 from .imagenet_sets import SETS, ImageNetSet, called_after, find_sets, indices_of, open_set
@@ -81,16 +82,22 @@ class Task:
 
 def open_classifiers(request: Request) -> list[Classifier]:
     """The classifier asked for and those beside it, no two with the same title."""
-    first = open_asked(request)
+    first = open_any(request)
     opened, channels = {first.title: first}, first.transforms.channels
     for name in request.beside:
-        one = open_asked(request, name, checkpoint=with_weights(name)[1], model_args=None, light=False)
+        one = open_any(request, name, checkpoint=with_weights(name)[1], model_args=None, light=False)
         numbered = chain([one.title], (f"{one.title} ({number})" for number in count(2)))
         title = next(title for title in numbered if title not in opened)
         opened[title] = replace(one, title=title)
         if one.transforms.channels != channels:
             takes = f"{title} takes {one.transforms.channels} channels, {first.title} {channels}"
             raise ValueError(f"{takes}; side by side they need the same images")
+    saliency = "salient" in suites_of(request) and request.saliency == "gradcam"
+    needs = "--suite fgsm" if "fgsm" in suites_of(request) else "--saliency gradcam" if saliency else ""
+    if needs and (files := [one.source for one in opened.values() if isinstance(one, ExportedClassifier)]):
+        raise UsageError(
+            f"{needs} needs gradients; {files[0]} is an exported file without any: give the run it is from"
+        )
     return list(opened.values())
 
 

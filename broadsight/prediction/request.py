@@ -13,7 +13,7 @@ class Request(ModelOptions, Views, Machine):
 
     verb = "predict"
 
-    run: Any = option(..., **RUN)
+    run: Any = option(..., **RUN | dict(help="folder of a run, an exported file, or a timm name"))
     images: tuple[str, ...] = option(
         (), "files, folders, or quoted patterns such as 'photos/**/*.jpg'", positional=True, metavar="IMAGE"
     )

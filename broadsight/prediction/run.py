@@ -9,12 +9,13 @@ import torch
 
 from ..data.inside import outside_allowed
 from ..data.sources.unlabelled import Unlabelled, find_images
+from ..deployment.exported import open_any
 from ..errors import UsageError
 from ..files import check_creatable
 from ..options import DENSE_RUNS
 from ..runs.classifier import Classifier
 from ..runs.dense_model import DenseModel
-from ..runs.opening import facts_of, open_asked
+from ..runs.opening import facts_of
 from .classification import Prediction, Summary, check_output, predict_images, useful_workers, write_settings, writing
 from .dense import RESULTS, Findings, predict_dense, read_boxes, write_findings
 from .request import Request
@@ -40,7 +41,7 @@ def opened(request: Request, tell: Tell) -> Generator[tuple[Classifier | DenseMo
         source, notes = find_images(request.images, request.list)
         if request.threads is not None:
             torch.set_num_threads(request.threads)
-        run = open_asked(request)
+        run = open_any(request)
         if request.boxes and not run.top_down:
             raise UsageError(f"--boxes is for pose models; {run.head} finds objects by itself")
         if isinstance(run, DenseModel) and run.top_down and not request.boxes:

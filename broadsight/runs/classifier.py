@@ -198,6 +198,10 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
 def _of_timm(
     name: str, checkpoint: str | Path | None, pretrained: bool, arguments: dict[str, Any], size: int | None
 ) -> Any:
+    if Path(name).is_file():
+        raise ValueError(
+            f"{name} is a file; expected a run folder or a timm name (predict and eval take exported files)"
+        )
     if "/" in name and ":" not in name:
         raise FileNotFoundError(f"there is no run in {name}; give the folder that train wrote, or a timm name")
     check_name(name)
