@@ -59,11 +59,10 @@ class DenseTransforms:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task={self.task!r} is not known; choose one of {', '.join(TASKS)}")
+        check_choice("task", self.task, TASKS)
+        given = f"image_size={self.image_size}, resize={self.resize}"
         if self.image_size < 1 or not 0 < self.resize[0] <= self.resize[1]:
-            what = f"image_size={self.image_size}, resize={self.resize}"
-            raise ValueError(f"{what}; expected pixels, and a smaller and larger factor")
+            raise ValueError(f"{given}; expected pixels, and a smaller and larger factor")
         if self.long_side is not None and self.long_side < self.image_size:
             raise ValueError(f"long_side={self.long_side} is below image_size={self.image_size}; it limits the longer")
         if self.crop not in ("none", "random", "iou") or (self.task == "segment" and self.crop == "iou"):
@@ -77,7 +76,7 @@ class DenseTransforms:
         """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors; in training without crowds and what
         is cut away. `flip_pairs` are the keypoints that change places when an image is mirrored."""
         if not training:
-            return _as_it_is
+            return unchanged
         return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
@@ -206,11 +205,6 @@ class SegmentTraining:
         return top, left, side, side
 
 
-def _as_it_is(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
-    target = plain(target) if isinstance(target, dict) else target.as_subclass(Tensor)
-    return F.pil_to_tensor(image), target
-
-
 def plain(target: Target) -> Target:
     """A target without torchvision's tensor classes, whose methods are slow."""
     return {key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for key, value in target.items()}
@@ -232,18 +226,24 @@ def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     return F.resize(masks, list(size), InterpolationMode.NEAREST_EXACT)
 
 
+def moved(target: Target, move: Moved, masks: Moved) -> Target:
+    """A target with x and y of boxes and keypoints (..., 2) moved by a function, and masks (N, H, W) by another."""
+    target = target | dict(boxes=move(target["boxes"].unflatten(1, (2, 2))).flatten(1))
+    if "masks" in target:
+        target["masks"] = masks(target["masks"])
+    if "keypoints" in target:
+        points = target["keypoints"]
+        target["keypoints"] = torch.cat([move(points[..., :2]), points[..., 2:]], 2)
+    return target
+
+
 def resize(pixels: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
     height, width = pixels.shape[1:]
     if size == (height, width):
         return pixels, target
     by = torch.tensor([size[1] / width, size[0] / height])
-    target = target | dict(boxes=target["boxes"] * by.repeat(2), area=target["area"] * by.prod())
-    if "masks" in target:
-        target["masks"] = resize_masks(target["masks"], size)
-    if "keypoints" in target:
-        points = target["keypoints"]
-        target["keypoints"] = torch.cat([points[..., :2] * by, points[..., 2:]], 2)
-    return resize_image(pixels, size), target
+    target = moved(target, lambda places: places * by, lambda masks: resize_masks(masks, size))
+    return resize_image(pixels, size), target | dict(area=target["area"] * by.prod())
 
 
 def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 0) -> Tensor:
@@ -266,26 +266,17 @@ def ground_of(pixels: Tensor) -> tuple[int, ...]:
 def crop(pixels: Tensor, target: Target, window: Window) -> tuple[Tensor, Target]:
     """The part in a window; boxes and keypoints may lie outside of it until `left_over`."""
     corner = torch.tensor([window[1], window[0]])
-    target = target | dict(boxes=target["boxes"] - corner.repeat(2))
-    if "masks" in target:
-        target["masks"] = crop_planes(target["masks"], window)
-    if "keypoints" in target:
-        points = target["keypoints"]
-        target["keypoints"] = torch.cat([points[..., :2] - corner, points[..., 2:]], 2)
+    target = moved(target, lambda places: places - corner, lambda masks: crop_planes(masks, window))
     return crop_planes(pixels, window, ground_of(pixels)), target
 
 
 def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Tensor, Target]:
     """Mirror left and right. Keypoint i of the result is keypoint swapped[i], or i if it has no counterpart."""
     width = pixels.shape[2]
-    x1, y1, x2, y2 = target["boxes"].unbind(1)
-    target = target | dict(boxes=torch.stack([width - x2, y1, width - x1, y2], 1))
-    if "masks" in target:
-        target["masks"] = target["masks"].flip(2)
+    target = moved(target, lambda xy: torch.stack([width - xy[..., 0], xy[..., 1]], -1), lambda masks: masks.flip(2))
+    target["boxes"] = target["boxes"][:, [2, 1, 0, 3]]
     if "keypoints" in target:
-        points = target["keypoints"]
-        points = points[:, [swapped.get(i, i) for i in range(points.shape[1])]]
-        target["keypoints"] = torch.cat([width - points[..., :1], points[..., 1:]], 2)
+        target["keypoints"] = target["keypoints"][:, [swapped.get(i, i) for i in range(target["keypoints"].shape[1])]]
     return pixels.flip(2), target
 
 

@@ -205,6 +205,6 @@ class Scenes:
 @cache
 def drawing_version() -> str:
     """A checksum of the code that draws, so that a folder never serves images of an older version."""
-    files = (Path(__file__).with_name(f"{name}.py") for name in ("__init__", "composition", "drawing", "objects"))
-    code = b"".join(file.read_bytes() for file in files)
+    names = "__init__.py", "composition.py", "drawing.py", "objects.py", "objects.yaml"
+    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in names)
     return f"{zlib.crc32(code + PIL.__version__.encode()):08x}"
