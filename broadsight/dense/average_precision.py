@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ INSTALL = 'run: pip install "broadsight[det]"'
 # Deviation between annotators of the 17 points of a person, relative to its size, in thousandths: COCO's weights.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
 COUNTS = [1, 10, 100]  # boxes or masks of a class that count in an image, as in COCO; of poses, 20
-IOU_50, IOU_75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
+MAIN = {"": slice(None), "50": 0, "75": 5}  # where among IoU 0.5, 0.55, ..., 0.95 ap, ap50 and ap75 are
 SIZES = ("_small", "_medium", "_large")  # COCO's areas: up to 32 x 32 pixels, up to 96 x 96, and above
 COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
 AT_ONCE = 100_000  # predictions, each of which takes COCO's tools some kilobytes
@@ -25,15 +26,12 @@ Objects = dict[str, Any]  # columns of N objects
 
 
 class AveragePrecision:
-    """Collects predictions and targets of images, and compares them.
-
-    torchmetrics has no AP of keypoints, so COCO's own tools are called. Masks are kept as run lengths, so that
-    thousands of images fit into memory. An image that comes again replaces itself.
+    """Collects predictions and targets of images, and compares them by COCO's own tools (torchmetrics has no AP of
+    keypoints). Masks are kept as run lengths, which fit into memory. An image that comes again replaces itself.
 
     Args:
         kinds: Some of "box", "mask" and "keypoint".
-        category_ids: From a label to the id of its category.
-        class_names: In the order of the labels.
+        category_ids, class_names: From a label to the id of its category, and the names in the order of the labels.
     """
 
     def __init__(self, kinds: Sequence[str], category_ids: Mapping[int, int], class_names: Sequence[str]):
@@ -46,14 +44,11 @@ class AveragePrecision:
         self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def update(self, image_id: Any, size: Sequence[int], prediction: Mapping[str, Tensor], target: Objects) -> None:
-        """Add one image; the order of ids decides between equal scores, as in COCO's tools.
+        """Add one image of height and width; the order of ids decides between equal scores, as in COCO's tools.
 
-        Args:
-            size: Height and width.
-            prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and if their kind was asked for masks
-                (M, 1, H, W) as probabilities and keypoints (M, K, 3).
-            target: boxes (N, 4), or labelled_boxes instead, labels (N,), masks (N, H, W), keypoints (N, K, 3) with 0
-                last if not labelled; iscrowd (N,), else none; area (N,), else that of the mask, or of the box.
+        A prediction has boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and if their kind was asked for masks (M,
+        1, H, W) as probabilities and keypoints (M, K, 3). A target has the same without scores, iscrowd (N,), else
+        none, and area (N,), else that of mask or box; its labelled_boxes go before boxes, keypoints not labelled are 0.
         """
         if not isinstance(image_id, str):
             image_id = int(image_id)  # tensors, as collating makes, are not equal as keys
@@ -72,10 +67,8 @@ class AveragePrecision:
         except ValueError as error:
             raise ValueError(f"image {image_id}: {error}") from None
         there["crowds"] = _numbers(target.get("iscrowd", np.zeros(len(there["labels"])))) != 0
-        if "area" in target:
-            there["areas"] = _numbers(target["area"])
-        else:
-            there["areas"] = areas_of("mask" if "masks" in there else "box", size, there)
+        drawn = "mask" if "masks" in there else "box"
+        there["areas"] = _numbers(target["area"]) if "area" in target else areas_of(drawn, size, there)
         # Columns of N objects: labels (N,), boxes (N, 4) as x y w h, masks as N texts of run lengths, keypoints
         # (N, 3 K); areas and crowds of targets, scores of predictions
         self._images[image_id] = {"size": size, "there": there, "found": found}
@@ -87,11 +80,10 @@ class AveragePrecision:
 
     def merge(self, others: Iterable[list[tuple[int | str, Objects]]]) -> None:
         """Add the states of other processes, in any order, with or without one's own."""
-        for other in others:
-            for image_id, image in other:
-                # Two processes may have seen an image in different batches, with rounding: all must keep the same one
-                known = self._images.get(image_id, image)
-                self._images[image_id] = max(known, image, key=lambda one: one["found"]["scores"].tobytes())
+        for image_id, image in chain.from_iterable(others):
+            # Two processes may have seen an image in different batches, with rounding: all must keep the same one
+            known = self._images.get(image_id, image)
+            self._images[image_id] = max(known, image, key=lambda one: one["found"]["scores"].tobytes())
         self._tables.clear()
 
     def compute(self) -> dict[str, float]:
@@ -101,11 +93,10 @@ class AveragePrecision:
         for kind in self.kinds:
             precision, recall = self._table(kind)
             sizes = SIZES[1:] if kind == "keypoint" else SIZES
-            overall, found = precision[..., 0, -1], recall[..., 0, -1]
-            parts = {"ap": overall, "ap50": overall[IOU_50], "ap75": overall[IOU_75]}
+            parts = {f"ap{name}": precision[at, ..., 0, -1] for name, at in MAIN.items()}
             parts |= {f"ap{name}": precision[..., place, -1] for place, name in enumerate(sizes, 1)}
             if kind == "keypoint":
-                parts |= {"ar": found, "ar50": found[IOU_50], "ar75": found[IOU_75]}
+                parts |= {f"ar{name}": recall[at, ..., 0, -1] for name, at in MAIN.items()}
             else:
                 parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(COUNTS)}
             parts |= {f"ar{name}": recall[..., place, -1] for place, name in enumerate(sizes, 1)}
@@ -125,9 +116,8 @@ class AveragePrecision:
         for place, (label, name) in enumerate(zip(sorted(self.category_ids), self.class_names, strict=True)):
             row: dict[str, Any] = {"name": name, "objects": int((labels == label).sum())}
             for kind in self.kinds:
-                part = self._table(kind)[0][:, :, place, 0, -1]
-                figures = {"ap": part, "ap50": part[IOU_50], "ap75": part[IOU_75]}
-                row |= {f"{kind}_{figure}": _mean_percent(values) for figure, values in figures.items()}
+                precision = self._table(kind)[0][:, :, place, 0, -1]
+                row |= {f"{kind}_ap{name}": _mean_percent(precision[at]) for name, at in MAIN.items()}
             rows.append(row)
         return rows
 
@@ -307,6 +297,6 @@ def known_labels(labels: Tensor, category_ids: Mapping[int, int]) -> np.ndarray:
     """(N,) labels, after a check that each has a category."""
     listed = labels.detach().cpu().numpy().astype(np.int64).reshape(-1)
     if unknown := set(listed.tolist()) - category_ids.keys():
-        expected = f"labels {min(category_ids)} to {max(category_ids)}"
-        raise ValueError(f"label {min(unknown)} has no category; expected {expected}")
+        known = f"{min(category_ids)} to {max(category_ids)}"
+        raise ValueError(f"label {min(unknown)} has no category; expected labels {known}")
     return listed

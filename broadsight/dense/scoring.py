@@ -19,12 +19,8 @@ KINDS = {"detect": ("box",), "instances": ("box", "mask"), "keypoints": ("box", 
 
 
 class Scorer:
-    """Collects the predictions of a model and compares them by a metric. Figures are in per cent.
-
-    Args:
-        flip_pairs: Keypoints that a mirror swaps.
-        keypoint_offset: What x and y of keypoints in model and targets exceed those in COCO's files by.
-    """
+    """Collects the predictions of a model and compares them by a metric. Figures are in per cent; `keypoint_offset` is
+    what x and y of keypoints in model and targets exceed those in COCO's files by."""
 
     def __init__(
         self,
@@ -47,23 +43,15 @@ class Scorer:
         self.metric.reset()
 
     def state(self) -> Any:
-        """All that was collected, to be sent to other processes."""
+        """All that was collected, for `merge` in other processes."""
         return self.metric.state()
 
     def merge(self, others: Iterable[Any]) -> None:
-        """Add the states of other processes, in any order, with or without one's own."""
         self.metric.merge(others)
 
     def compute(self) -> dict[str, float]:
         """Figures by name; nan for those that are undefined."""
         return self.metric.compute()
-
-    def per_class(self) -> list[dict[str, Any]]:
-        return self.metric.per_class()
-
-    def coverage(self) -> tuple[int, int]:
-        """Number of classes in the images, over which means are taken, and of all classes."""
-        return self.metric.coverage()
 
 
 class ObjectScorer(Scorer):
@@ -133,8 +121,8 @@ class PoseScorer(Scorer):
         for points, meta in zip(found, metas, strict=True):
             # The score of a person: the mean of its keypoints, times that of the box
             person = dict(boxes=meta["box"], labels=torch.tensor(int(meta["label"])), keypoints=points)
-            person["scores"] = points[:, 2].mean() * meta["score"]
-            self._crops[int(meta["image"]), int(meta["place"])] = person
+            place = int(meta["image"]), int(meta["place"])
+            self._crops[place] = person | dict(scores=points[:, 2].mean() * meta["score"])
         return len(metas)
 
     def state(self) -> dict[tuple[int, int], dict[str, Tensor]]:

@@ -12,10 +12,8 @@ IGNORED = 255  # target pixels that do not count
 
 
 class SegmentationScores:
-    """Counts pixels by true and predicted class; all figures are computed from the counts of the whole dataset.
-
-    torchmetrics has no IoU over only those classes that the targets show.
-    """
+    """Counts pixels by true and predicted class, for figures of the whole dataset. torchmetrics has no IoU over only
+    those classes that the targets show."""
 
     def __init__(self, class_names: Sequence[str]):
         self.num_classes, self.class_names = len(class_names), tuple(class_names)
@@ -34,8 +32,8 @@ class SegmentationScores:
         """Add targets (H, W) or (B, H, W) and predicted classes, as whole numbers or as scores ((B,) K, H, W)."""
         if prediction.is_floating_point():
             if prediction.ndim < 3 or prediction.shape[-3] != self.num_classes:
-                shape = tuple(prediction.shape)
-                raise ValueError(f"scores of shape {shape}; expected {self.num_classes} classes, H, W")
+                expected = f"{self.num_classes} classes, H, W"
+                raise ValueError(f"scores of shape {tuple(prediction.shape)}; expected {expected}")
             if not prediction.isfinite().all():
                 raise ValueError("scores are not all finite; the model has diverged")
             prediction = prediction.argmax(-3)

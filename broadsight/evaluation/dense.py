@@ -157,8 +157,8 @@ def _score(
     if not done:
         raise ValueError(f"none of the {len(source)} images to evaluate on can be read; see what is wrong with them")
     evaluation.figures = known_or_none(scorer.compute())
-    evaluation.per_class = [known_or_none(row) for row in scorer.per_class()]
-    evaluation.coverage = scorer.coverage()
+    evaluation.per_class = [known_or_none(row) for row in scorer.metric.per_class()]
+    evaluation.coverage = scorer.metric.coverage()
     with torch.inference_mode():
         evaluation.shown = list(_shown(run, part.images, evaluation.skipped, scorer))
     if run.task != "segment":

@@ -16,18 +16,15 @@ from .transforms import GROUND
 class PoseCrops(Dataset):
     """A crop for each object that has a labelled keypoint, with heat maps of its keypoints.
 
-    Items are bytes (C, H, W) and a dict of heatmaps (K, H / stride, W / stride), weights (K,), 1 for keypoints to be
-    learned, and meta: `image` (index in the data), `place` (among its objects), `image_id`, `label`, `box` (4,) and
-    `area` in the image, `score` of the box, and `matrix` (2, 3) from crop to image. In training crops are scaled,
-    turned and mirrored by numbers from torch's global generator.
+    Items are bytes (C, H, W) and a dict of heatmaps and weights as of `encode`, and meta: `image` (index in the data),
+    `place` (among its objects), `image_id`, `label`, `box` (4,) and `area` in the image, `score` of the box, and
+    `matrix` (2, 3) from crop to image. In training, torch's global generator scales, turns and mirrors crops.
 
     Args:
         dataset: Images with boxes and keypoints. All targets are read once.
-        pairs: Keypoints that change places when a crop is mirrored.
+        pairs, hflip: Keypoints that change places when a crop is mirrored, and the probability of that.
         rotation: Standard deviation of the angle in degrees of the crops that are turned; at most twice that.
         scale: Standard deviation of the factor on the crop's region, and the most that it differs from 1.
-        hflip: Probability of mirroring.
-        sigma: As for `encode`.
     """
 
     def __init__(
@@ -77,8 +74,7 @@ class PoseCrops(Dataset):
 
     def _matrix(self, box: Tensor) -> tuple[Tensor, bool]:
         """From the image to the crop (1, 2, 3), and whether that mirrors it."""
-        factor = angle = 0.0
-        mirrored = False
+        factor, angle, mirrored = 0.0, 0.0, False
         if self.training:
             factor, angle = torch.randn(2).tolist()
             turned, mirrored = float(torch.rand(())) < 0.6, float(torch.rand(())) < self.hflip
@@ -98,13 +94,11 @@ class PoseCrops(Dataset):
         sides = boxes[:, 2:] - boxes[:, :2]
         use = (target["iscrowd"] == 0) & (sides > 0).all(1) & (points[..., 2] > 0).any(1)
         rows = dict(boxes=boxes, keypoints=points, labels=target["labels"], area=target["area"])
-        rows["place"] = torch.arange(len(boxes))
-        return {key: value[use] for key, value in rows.items()}
+        return {key: value[use] for key, value in (rows | dict(place=torch.arange(len(boxes)))).items()}
 
 
 def cut_out(image: Image.Image, matrix: Tensor, size: tuple[int, int]) -> Tensor:
     """Bytes (C, H, W) of a crop, given the matrix (2, 3) from it to the image."""
     ground = GROUND if image.mode == "RGB" else sum(GROUND) // len(GROUND)
-    numbers = matrix.flatten().tolist()
-    bilinear = Image.Resampling.BILINEAR
-    return F.pil_to_tensor(image.transform(size[::-1], Image.Transform.AFFINE, numbers, bilinear, fillcolor=ground))
+    how: Any = dict(method=Image.Transform.AFFINE, resample=Image.Resampling.BILINEAR, fillcolor=ground)
+    return F.pil_to_tensor(image.transform(size[::-1], data=matrix.flatten().tolist(), **how))

@@ -1,8 +1,7 @@
 """From a person's box to an upright crop of one size, and from keypoints to the heat maps that a pose model learns.
 
-Coordinates are continuous: x = 0 is the left edge of the image, the centre of its first pixel is at 0.5, a mirrored
-image of width W has x at W - x. Cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop. COCO's boxes
-are such coordinates; its keypoints are indices of pixels: add 0.5 on reading, subtract it on writing.
+Coordinates are continuous: x = 0 is the left edge of the image, the centre of its first pixel is at 0.5. Cell i of a
+heat map covers [i * stride, (i + 1) * stride) of the crop. COCO's boxes are such; to its keypoints add 0.5 on reading.
 """
 
 import torch
@@ -22,8 +21,7 @@ def crop_affine(
     """Matrices (N, 2, 3) from pixels of the image to those of a crop (H, W) around each box (N, 4), x1 y1 x2 y2.
 
     Args:
-        padding: How much larger the region that fills the crop is than the box, whose sides count as a pixel or more,
-            after this has grown to the aspect of the crop.
+        padding: How much larger the region that fills the crop is than the box, once that has the aspect of the crop.
         scale: Factor on that region, one or (N,); above 1 the person appears smaller.
         rotation: Degrees by which the image is turned counter-clockwise about the box's centre, one or (N,).
     """
@@ -56,12 +54,7 @@ def encode(
 ) -> tuple[Tensor, Tensor]:
     """Heat maps (N, K, ceil(H / stride), ceil(W / stride)) with a Gaussian of height 1 exactly at each keypoint, and
     weights (N, K): 1 for what is to be learned; 0, with an empty map, for points not labelled or beyond their reach.
-
-    Args:
-        points: (N, K, 3), x and y in pixels of the crop (H, W), and 0 for points that are not labelled.
-        stride: Pixels of the crop per cell.
-        sigma: Standard deviation in cells.
-    """
+    Points (N, K, 3) are x and y in pixels of the crop (H, W), and 0 if not labelled; `sigma` counts in cells."""
     cells = [-(-side // stride) for side in input_size]
     place = points[..., :2] / stride - 0.5  # in cells, whose centres are whole numbers: N K 2
     last = place.new_tensor([cells[1] - 1, cells[0] - 1])

@@ -1,8 +1,7 @@
-"""Augmentation for dense tasks: scale, crop, mirroring and colour, with boxes, masks and keypoints that follow.
+"""Augmentation for dense tasks: scale, crop, mirroring and colour, drawn from torch's global generator.
 
-All is drawn from torch's global generator, which `seed_transforms` seeds. Images are resized without smoothing, as
-detectors do it in evaluation. Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks
-(N, H, W), keypoints (N, K, 3), area (N,); anything else stays. x = 0 is the left edge. Nothing is changed in place.
+Images are resized without smoothing, as detectors do it in evaluation. Targets are dicts of tensors with a row per
+object: boxes (N, 4) x1 y1 x2 y2, masks (N, H, W), keypoints (N, K, 3), area (N,). Nothing is changed in place.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from torchvision.ops import box_iou
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
+from ...errors import check_choice
 from .layout import TASKS, DenseTask
 from .view import IGNORE
 
@@ -30,10 +30,8 @@ Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of
 
 @dataclass(frozen=True)
 class DenseTransforms:
-    """How images and targets become what a dense model takes.
-
-    In evaluation nothing is changed, since detectors resize by themselves and map results back, and masks are scored
-    at the size at which they were drawn.
+    """How images and targets become what a dense model takes. In evaluation nothing is changed: detectors resize by
+    themselves and map results back, and masks are scored at the size at which they were drawn.
 
     Args:
         image_size: Pixels of the shorter side; for segment and `fixed`, of both.
@@ -143,12 +141,9 @@ class ObjectTraining:
 
 
 def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it.
-
-    A drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. Windows
-    have 0.3 to 1 of each side and an aspect of 0.5 to 2. Where none of 40 does, another share is drawn. The rules are
-    those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one and take ten times as long.
-    """
+    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it. A
+    drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. The rules
+    are those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one: ten times as long."""
     top, left, everything = 0, 0, torch.ones(len(boxes), dtype=torch.bool)
     if torch.rand(()) < 0.5:
         factor, down, right = (torch.rand(3) * torch.tensor([3, 1, 1])).tolist()
@@ -205,8 +200,14 @@ class SegmentTraining:
         return top, left, side, side
 
 
-def plain(target: Target) -> Target:
+def unchanged(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
+    return F.pil_to_tensor(image), plain(target)
+
+
+def plain(target: Any) -> Any:
     """A target without torchvision's tensor classes, whose methods are slow."""
+    if isinstance(target, Tensor):
+        return target.as_subclass(Tensor)
     return {key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for key, value in target.items()}
 
 
@@ -226,7 +227,7 @@ def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     return F.resize(masks, list(size), InterpolationMode.NEAREST_EXACT)
 
 
-def moved(target: Target, move: Moved, masks: Moved) -> Target:
+def moved(target: Target, move: Callable[[Tensor], Tensor], masks: Callable[[Tensor], Tensor]) -> Target:
     """A target with x and y of boxes and keypoints (..., 2) moved by a function, and masks (N, H, W) by another."""
     target = target | dict(boxes=move(target["boxes"].unflatten(1, (2, 2))).flatten(1))
     if "masks" in target:

@@ -39,11 +39,9 @@ class RetinaNet(OneStage, detection.RetinaNet):
 
 
 def assign(anchors_per_level: list[Tensor], gt_boxes: Tensor, k: int = 9) -> Tensor:
-    """The object that each anchor of all levels, (A_i, 4) each, is trained for: indices into gt_boxes (G, 4), or -1.
-
-    An object's candidates are the k anchors of each level with the nearest centres. Positive are those with a centre
-    inside the object and an IoU of at least mean + standard deviation over all its candidates. An anchor that is
-    positive for several objects goes to the one with the highest IoU.
+    """The object that each anchor of all levels, (A_i, 4) each, is trained for: indices into gt_boxes (G, 4), or -1. Of
+    the k anchors of each level with the nearest centres, positive are those with a centre inside the object and an IoU
+    of at least mean + standard deviation over all k; of several objects, the one with the highest IoU gets an anchor.
     """
     anchors = torch.cat(anchors_per_level)
     if not len(gt_boxes):
@@ -60,8 +58,7 @@ def assign(anchors_per_level: list[Tensor], gt_boxes: Tensor, k: int = 9) -> Ten
     candidates = torch.cat(nearest)  # N G
     found = overlaps.gather(0, candidates)  # N G
     spread = found.std(0) if len(found) > 1 else torch.zeros_like(found[0])
-    positive = torch.zeros_like(overlaps, dtype=torch.bool)
-    positive.scatter_(0, candidates, found >= found.mean(0) + spread)
+    positive = torch.zeros_like(overlaps, dtype=torch.bool).scatter(0, candidates, found >= found.mean(0) + spread)
     sides = torch.cat([centres[:, None] - gt_boxes[:, :2], gt_boxes[:, 2:] - centres[:, None]], 2)  # A G 4
     positive &= sides.amin(2) > 0
     best, matched = overlaps.masked_fill(~positive, -1).max(1)
@@ -85,13 +82,12 @@ class AdaptiveRegressionHead(FCOSRegressionHead):
             del self.bbox_ctrness
 
     def forward(self, x: list[Tensor]) -> dict[str, Tensor]:  # ty: ignore[incompatible-method-override]
-        outputs: dict[str, list[Tensor]] = {"bbox_regression": []}
-        for level, scale in zip(x, self.scales, strict=True):
-            features = self.conv(level)
-            outputs["bbox_regression"].append((self.bbox_reg(features) * scale).flatten(2).mT)  # B HW 4
-            if hasattr(self, "bbox_ctrness"):
-                outputs.setdefault("bbox_ctrness", []).append(self.bbox_ctrness(features).flatten(2).mT)  # B HW 1
-        return {name: torch.cat(levels, 1) for name, levels in outputs.items()}
+        features = [self.conv(level) for level in x]
+        pairs = zip(features, self.scales, strict=True)
+        outputs = {"bbox_regression": [self.bbox_reg(x) * scale for x, scale in pairs]}
+        if hasattr(self, "bbox_ctrness"):
+            outputs["bbox_ctrness"] = [self.bbox_ctrness(x) for x in features]
+        return {name: torch.cat([x.flatten(2).mT for x in levels], 1) for name, levels in outputs.items()}
 
 
 class AdaptiveHead(nn.Module):
@@ -119,8 +115,7 @@ class RetinaNetATSS(OneStage, detection.RetinaNet):
         # With one anchor a position, a level is a run of anchors of one size
         runs = torch.unique_consecutive(anchors[0][:, 2] - anchors[0][:, 0], return_counts=True)[1].tolist()
         logits = head_outputs["cls_logits"]
-        wanted = torch.zeros_like(logits)
-        found = []
+        wanted, found = torch.zeros_like(logits), []
         for number, (target, image_anchors) in enumerate(zip(targets, anchors, strict=True)):
             matched = assign(list(image_anchors.split(runs)), target["boxes"])
             place = torch.where(matched >= 0)[0]
@@ -132,13 +127,11 @@ class RetinaNetATSS(OneStage, detection.RetinaNet):
         deltas = head_outputs["bbox_regression"].flatten(0, 1)[place]
         box_losses = generalized_box_iou_loss(self.box_coder.decode_single(deltas, samples), boxes)
         losses = {"classification": sigmoid_focal_loss(logits, wanted, reduction="sum") / count}
-        if "bbox_ctrness" in head_outputs:
-            central = centerness(samples, boxes)
-            said = head_outputs["bbox_ctrness"].flatten()[place]
-            box_loss = (box_losses * central).sum() / central.sum().clamp(min=1e-6)
-            losses["bbox_ctrness"] = F.binary_cross_entropy_with_logits(said, central, reduction="sum") / count
-        else:
-            box_loss = box_losses.sum() / count
+        if "bbox_ctrness" not in head_outputs:
+            return {**losses, "bbox_regression": 2.0 * (box_losses.sum() / count)}
+        central, said = centerness(samples, boxes), head_outputs["bbox_ctrness"].flatten()[place]
+        box_loss = (box_losses * central).sum() / central.sum().clamp(min=1e-6)
+        losses["bbox_ctrness"] = F.binary_cross_entropy_with_logits(said, central, reduction="sum") / count
         return {**losses, "bbox_regression": 2.0 * box_loss}
 
     def postprocess_detections(self, head_outputs: Any, anchors: Any, image_shapes: Any) -> list[dict[str, Tensor]]:
@@ -176,8 +169,7 @@ def retinanet(
     Args:
         assigner: "iou": positive anchors by IoU; "atss": adaptive selection, one square anchor a position, GIoU loss.
         centerness: With "atss", a branch that predicts how central a position is in its object.
-        image_size: (shorter side, longest side) that images are resized to in eval mode.
-        width: Channels of the pyramid and the heads.
+        image_size, width: As of `fcos`.
         anchor_scale, aspect_ratios: Of the smallest anchor, its side in strides; 4, with "atss" 8 and square.
         options: Of torchvision's RetinaNet, such as score_thresh, nms_thresh, detections_per_img.
     """
@@ -264,6 +256,6 @@ def ssdlite(
     backbone = ExtraLevels(stages, extra_widths, norm_layer)
     boxes = DefaultBoxGenerator([[2, 3] for _ in backbone.out_channels], min_ratio=0.2, max_ratio=0.95)
     head = SSDLiteHead(backbone.out_channels, boxes.num_anchors_per_location(), num_classes + 1, norm_layer)
-    usual: dict[str, Any] = dict(anchor_generator=boxes, size=tuple(image_size), head=head, score_thresh=0.001)
-    usual |= dict(nms_thresh=0.55, detections_per_img=300, topk_candidates=300)
-    return SSDLite(backbone, num_classes, num_classes + 1, image_size, square=True, **usual | options)
+    usual: dict[str, Any] = dict(score_thresh=0.001, nms_thresh=0.55, detections_per_img=300, topk_candidates=300)
+    parts = dict(anchor_generator=boxes, size=tuple(image_size), head=head)
+    return SSDLite(backbone, num_classes, num_classes + 1, image_size, square=True, **usual | parts | options)

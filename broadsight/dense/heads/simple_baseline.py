@@ -57,11 +57,10 @@ class SimpleBaseline(nn.Module):
         if not self.training:
             return maps
         if targets is None:
-            what = "simple_baseline in train mode was given no targets"
-            raise ValueError(f"{what}; pass (heat maps, weights) or call model.eval()")
+            raise ValueError("simple_baseline was given no targets; pass (heat maps, weights) or call model.eval()")
         heatmaps, weights = targets
-        if heatmaps.shape != maps.shape or weights.shape != maps.shape[:2]:
-            what = f"heat maps {tuple(heatmaps.shape)} with weights {tuple(weights.shape)} given"
-            expected = f"{tuple(maps.shape)} with {tuple(maps.shape[:2])}"
-            raise ValueError(f"{what}; expected {expected}, as encode() makes with stride={self.stride}")
+        given, wanted = [[tuple(one.shape) for one in pair] for pair in (targets, (maps, maps[..., 0, 0]))]
+        if given != wanted:
+            expected = f"{wanted[0]} with {wanted[1]}, as encode() makes with stride={self.stride}"
+            raise ValueError(f"heat maps {given[0]} with weights {given[1]} given; expected {expected}")
         return {"loss": ((maps.float() - heatmaps) ** 2 * weights[..., None, None]).mean()}
