@@ -1,17 +1,15 @@
 """What metrics are called and mean, from the one table of them, metrics.yaml, and the headlines of each task."""
 
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from .words import NOTHING, SPACE, amount, known, number, percent
 
 
-@dataclass(frozen=True)
-class Meaning:
+class Meaning(NamedTuple):
     """A figure; `better` is 1 if higher values are better, -1 if lower ones are, else 0."""
 
     label: str

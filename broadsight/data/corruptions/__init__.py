@@ -1,41 +1,19 @@
 """The fifteen common corruptions of ImageNet-C, seeded, for images of any size."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from ...errors import unknown
+from ...errors import check_choice
 from ..seeds import mixed
 from . import effects
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALLEST = 8  # pixels of a side
 
-# The settings of each function in `effects` at the five severities: those published for ImageNet-C but for the
-# departures that `corrupt` lists.
-TABLE: dict[str, tuple[tuple[Any, ...], ...]] = {
-    "gaussian_noise": ((0.08,), (0.12,), (0.18,), (0.26,), (0.38,)),
-    "shot_noise": ((60,), (25,), (12,), (5,), (3,)),
-    "impulse_noise": ((0.03,), (0.06,), (0.09,), (0.17,), (0.27,)),
-    "defocus_blur": ((3,), (4,), (6,), (8,), (10,)),
-    "glass_blur": ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
-    "motion_blur": ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
-    "zoom_blur": ((11, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03)),
-    "snow": (
-        (0.1, 3, 0.5, 10, 4, 0.8),
-        (0.2, 2, 0.5, 12, 4, 0.7),
-        (0.55, 4, 0.85, 12, 8, 0.7),
-        (0.55, 4.5, 0.85, 12, 8, 0.65),
-        (0.55, 2.5, 0.85, 12, 12, 0.55),
-    ),
-    "frost": ((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.72), (0.6, 0.75)),
-    "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.75, 1.5), (3, 1.4)),
-    "brightness": ((0.1,), (0.2,), (0.3,), (0.4,), (0.5,)),
-    "contrast": ((0.4,), (0.3,), (0.2,), (0.1,), (0.05,)),
-    "elastic_transform": ((0.3, 2.4), (0.55, 3.6), (0.8, 4.9), (1.1, 4.9), (1.9, 4.9)),
-    "pixelate": ((0.6,), (0.5,), (0.4,), (0.3,), (0.25,)),
-    "jpeg_compression": ((25,), (18,), (15,), (10,), (7,)),
-}
+TABLE: dict[str, list[list[Any]]] = yaml.safe_load(Path(__file__).with_name("severities.yaml").read_text("utf-8"))
 CORRUPTIONS = tuple(TABLE)
 GROUPS = {"noise": CORRUPTIONS[:3], "blur": CORRUPTIONS[3:7], "weather": CORRUPTIONS[7:11], "digital": CORRUPTIONS[11:]}
 
@@ -60,14 +38,12 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
     So results compare with each other, not with those published for the downloaded ImageNet-C.
 
     Args:
-        name: One of CORRUPTIONS.
-        severity: 1 to 5.
+        name, severity: One of CORRUPTIONS, and 1 to 5.
         seed: The result depends on the arguments only. Give every image a seed of its own, as
             `broadsight.data.seeds.mixed(seed, index)`. The severities of one seed share what is drawn: the
             direction of motion, the clouds, the needles of ice.
     """
-    if name not in TABLE:
-        raise unknown("corruption", name, CORRUPTIONS)
+    check_choice("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:
         raise ValueError(f"severity={severity!r} is not in 1..5; choose 1 (mild) to 5 (severe)")
     _check(image)
@@ -80,11 +56,12 @@ def _check(image: np.ndarray) -> None:
     if not isinstance(image, np.ndarray):
         raise ValueError(f"image is a {type(image).__name__}, not an array of {expected}; for PIL: np.asarray(image)")
     what = f"image is {image.dtype} {image.shape}, not {expected}"
-    if image.dtype != np.uint8:
-        raise ValueError(f"{what}; values from 0 to 1 become bytes by (image * 255).round().astype(np.uint8)")
-    if image.ndim == 2:
-        raise ValueError(f"{what}; pass image[..., None]")
-    if image.ndim != 3 or image.shape[2] not in (1, 3):
-        raise ValueError(f"{what}; one image at a time, channels last, without transparency")
-    if min(image.shape[:2]) < SMALLEST:
-        raise ValueError(f"{what}; enlarge it first")
+    advice = [
+        (image.dtype != np.uint8, "values from 0 to 1 become bytes by (image * 255).round().astype(np.uint8)"),
+        (image.ndim == 2, "pass image[..., None]"),
+        (image.ndim != 3 or image.shape[-1] not in (1, 3), "one image at a time, channels last, without transparency"),
+        (min(image.shape[:2], default=0) < SMALLEST, "enlarge it first"),
+    ]
+    for wrong, do in advice:
+        if wrong:
+            raise ValueError(f"{what}; {do}")

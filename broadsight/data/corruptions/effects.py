@@ -1,7 +1,4 @@
-"""What the common corruptions do to images (H, W, C), 0 to 1: noise, blur, weather and digital faults.
-
-Lengths are given in pixels of an image whose shorter side has 224 and are scaled to the image at hand.
-"""
+"""What the common corruptions do to images (H, W, C), 0 to 1; lengths are scaled from a shorter side of 224 pixels."""
 
 import io
 import math
