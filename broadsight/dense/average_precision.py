@@ -23,6 +23,8 @@ SIZES = ("_small", "_medium", "_large")  # COCO's areas: up to 32 x 32 pixels, u
 COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
 AT_ONCE = 100_000  # predictions, each of which takes COCO's tools some kilobytes
 Objects = dict[str, Any]  # columns of N objects
+Images = Sequence[Objects]
+Table = tuple[np.ndarray, np.ndarray]
 
 
 class AveragePrecision:
@@ -41,7 +43,7 @@ class AveragePrecision:
 
     def reset(self) -> None:
         self._images: dict[int | str, Objects] = {}
-        self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._tables: dict[str, Table] = {}
 
     def update(self, image_id: Any, size: Sequence[int], prediction: Mapping[str, Tensor], target: Objects) -> None:
         """Add one image of height and width; the order of ids decides between equal scores, as in COCO's tools.
@@ -108,7 +110,7 @@ class AveragePrecision:
         precision, _ = self._table(self.kinds[-1])
         return int((precision[..., 0, -1] > -1).any((0, 1)).sum()), len(self.category_ids)
 
-    def per_class(self) -> list[dict[str, Any]]:
+    def per_class(self) -> list[Objects]:
         """A row for each class: name, objects (without crowds), and ap, ap50, ap75 of each kind in per cent."""
         there = [image["there"] for image in self._images.values()]
         labels = np.concatenate([np.zeros(0, np.int64), *(one["labels"][~one["crowds"]] for one in there)])
@@ -133,7 +135,7 @@ class AveragePrecision:
             objects["keypoints"] = tensors["keypoints"].detach().float().cpu().flatten(1).numpy()
         return objects
 
-    def _table(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    def _table(self, kind: str) -> Table:
         """Precision (10, 101, C, areas, counts) and recall (10, C, areas, counts), -1 if undefined."""
         if kind not in self._tables:
             order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
@@ -146,7 +148,7 @@ class AveragePrecision:
         return self._tables[kind]
 
 
-def _sigmas(images: Sequence[Objects]) -> list[float]:
+def _sigmas(images: Images) -> list[float]:
     """Tolerance of each keypoint relative to the object's size."""
     points = (image[part]["keypoints"] for image in images for part in ("there", "found"))
     counts = {one.shape[1] // 3 for one in points if len(one)}
@@ -165,9 +167,7 @@ def _mean_percent(part: np.ndarray) -> float:
     return 100 * float(defined.mean()) if len(defined) else float("nan")
 
 
-def compare(
-    kind: str, images: Sequence[Objects], labels: Sequence[int], sigmas: Sequence[float] | None
-) -> tuple[np.ndarray, np.ndarray]:
+def compare(kind: str, images: Images, labels: Sequence[int], sigmas: Sequence[float] | None) -> Table:
     """Precision (10, 101, C, A, counts) by IoU and recall, and recall (10, C, A, counts), of C classes; -1 where there
     is nothing. Of equal scores, that of an earlier image goes first; sigmas are the tolerances of keypoints."""
     coco, evaluation = coco_evaluation()
@@ -201,11 +201,9 @@ def group(labels: Sequence[int], numbers: np.ndarray, most: int) -> list[list[in
     return groups
 
 
-def annotations(
-    kind: str, images: Sequence[Objects], part: str, labels: Sequence[int], most: int | None = None
-) -> list[dict[str, Any]]:
+def annotations(kind: str, images: Images, part: str, labels: Sequence[int], most: int | None = None) -> list[Objects]:
     """Targets or predictions of some labels as COCO's annotations; of predictions, the best `most` of each label."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Objects] = []
     for number, image in enumerate(images, 1):
         size, objects = image["size"], image[part]
         columns = {"category_id": objects["labels"], "bbox": objects["boxes"]}
@@ -249,9 +247,7 @@ def first_of_each(labels: np.ndarray, scores: np.ndarray, most: int) -> np.ndarr
     return np.sort(order[rank < most])
 
 
-def to_results(
-    image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]
-) -> list[dict[str, Any]]:
+def to_results(image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]) -> list[Objects]:
     """Predictions for an image, in pixels of it, as entries of a result file; see `AveragePrecision.update`."""
     labels = known_labels(prediction["labels"], category_ids)
     columns: dict[str, list] = {

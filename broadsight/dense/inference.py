@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from .pose import mirrored_order
+from .pose import Pairs, mirrored_order
 
 Prediction = dict[str, Tensor]
 
@@ -31,9 +31,7 @@ class Views:
 
 
 @torch.no_grad()
-def detect(
-    model: nn.Module, images: Sequence[Tensor], views: Views, keypoint_pairs: Sequence[tuple[int, int]] = ()
-) -> list[Prediction]:
+def detect(model: nn.Module, images: Sequence[Tensor], views: Views, keypoint_pairs: Pairs = ()) -> list[Prediction]:
     """Objects found in views of images (C, H, W) with values 0 to 1, the best first. Overlapping boxes of a class from
     several views are one object, as in the view with the highest score. On a model of fixed `image_size`, scales have
     no effect. `keypoint_pairs` are those that a mirror swaps, such as left and right eye."""
@@ -110,7 +108,7 @@ def resized(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
     return F.interpolate(x[None], tuple(size), mode="bilinear", align_corners=False, antialias=antialias)[0]
 
 
-def _placed(found: Prediction, given: Tensor, image: Tensor, pairs: Sequence[tuple[int, int]] | None) -> Prediction:
+def _placed(found: Prediction, given: Tensor, image: Tensor, pairs: Pairs | None) -> Prediction:
     """What was found in a resized image, mirrored if there are pairs, in pixels of the image; masks stay small."""
     width, found = given.shape[-1], dict(found)
     down, across = (whole / part for whole, part in zip(image.shape[-2:], given.shape[-2:], strict=True))

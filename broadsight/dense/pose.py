@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import check_choice
 
+Pairs = Sequence[tuple[int, int]]
+
 
 def decode(heatmaps: Tensor, *, stride: int = 4, refine: Literal["quarter", "taylor", "none"] = "quarter") -> Tensor:
     """Maxima of heat maps (N, K, h, w) of N crops, with `stride` pixels a cell: (N, K, 3), x and y in pixels of the
@@ -52,14 +54,14 @@ def _taylor(patch: Tensor, inside: Tensor) -> Tensor:
 REFINEMENTS = {"quarter": _quarter, "taylor": _taylor, "none": lambda patch, inside: patch.new_zeros(inside.shape)}
 
 
-def mirrored_order(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
+def mirrored_order(count: int, pairs: Pairs) -> list[int]:
     """Indices of keypoints with those of each pair swapped."""
     swapped = dict([*pairs, *((right, left) for left, right in pairs)])
     return [swapped.get(i, i) for i in range(count)]
 
 
 @torch.no_grad()
-def flip_test(model: nn.Module, crops: Tensor, pairs: Sequence[tuple[int, int]], *, shift: bool = False) -> Tensor:
+def flip_test(model: nn.Module, crops: Tensor, pairs: Pairs, *, shift: bool = False) -> Tensor:
     """Heat maps (B, K, h, w) of crops (B, C, H, W), averaged with those of the mirrored crops, in which pairs change
     places; `shift` moves these a cell to the right, for weights trained with cell i at i * stride."""
     maps = model(crops)

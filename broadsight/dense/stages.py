@@ -32,9 +32,7 @@ class Stages(nn.Module):
         mean, std: To normalise images with values from 0 to 1.
     """
 
-    def __init__(
-        self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple[float, ...], std: tuple[float, ...]
-    ):
+    def __init__(self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple, std: tuple):
         super().__init__()
         # `network` is part of the names in every checkpoint of a dense model
         self.network, self.pyramid, self.strides = model, pyramid, STRIDES
@@ -159,7 +157,8 @@ def open_stages(
     mean, std = (per_channel(described.get(key) or usual, pyramid.in_chans) for key, usual in IMAGENET.items())
     stages = Stages(model, pyramid, normed, mean, std)
     if neck == "map":
-        stages.neck = MultiTokenNeck(stages.channels, **{"norm": "group"} | dict(neck_args or {}))
+        arguments: dict[str, Any] = {"norm": "group", **(neck_args or {})}
+        stages.neck = MultiTokenNeck(stages.channels, **arguments)
     return stages
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from ..data.dense.loading import DenseDataset
-from ..data.dense.pose_crops import PoseCrops
+from ..data.dense.pose_geometry import PoseCrops
 from ..data.dense.resolve import DensePart, open_dense_part
 from ..data.dense.transforms import DenseTransforms
 from ..data.dense.view import DenseView, labels_of_images, told_quickly, without_labels

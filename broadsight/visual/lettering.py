@@ -70,9 +70,7 @@ def draw_labels(
             draw_chip(canvas, places[i], text, font, size, colours[i])
 
 
-def place_chips(
-    boxes: Sequence[Sequence[float]], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]
-) -> np.ndarray:
+def place_chips(boxes: Sequence[tuple], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> np.ndarray:
     """Left and top, (N, 2), of the chips of boxes, the most important first: above a box if there is room, else along
     its edges or in rows near it, where it covers least of those before it, and always inside the image."""
     placed = np.zeros((len(boxes), 4))

@@ -160,7 +160,7 @@ def draw_semantic(
     legend: bool = True,
 ) -> Image.Image:
     """A map of classes (H, W), 255 for none, over its image, in RGB; a small image is enlarged by a whole factor.
-    Labels are names on regions with room for them; the legend lists the classes that occur, the largest first, with shares."""
+    Labels name regions with room for them; the legend lists the classes that occur, the largest first, with shares."""
     indices = _indices(classes)
     if (size := indices.shape[::-1]) != image.size:
         raise ValueError(f"classes are {by(size)}, the image is {by(image.size)}; expected a class for each pixel")
@@ -229,7 +229,8 @@ def _name_regions(canvas: Image.Image, shown: np.ndarray, here: Sequence[int], c
             left, bottom = round(x - width / 2), round(y + height / 2)
             chips.append(((left, bottom, left + width - 1, bottom), name, "", colour(index)))
     if chips:
-        draw_labels(canvas, *zip(*chips, strict=True))
+        boxes, names, amounts, colours = zip(*chips, strict=True)
+        draw_labels(canvas, boxes, names, amounts, colours)
 
 
 def _middle(region: np.ndarray) -> tuple[float, float, int]:

@@ -41,16 +41,13 @@ def test_stages__are_the_features_that_timm_gives_and_padding_does_not_show():
         torch.testing.assert_close(ours, large[..., : ours.shape[-2], : ours.shape[-1]])
 
 
-def test_stages__norms_where_maps_are_bare_sums():
+def test_stages__norms_where_maps_are_bare_sums_and_images_in_a_fixed_size():
     """PartialFormer's specification: a LayerNorm for each stage's output, in all 3,765,968 parameters for B0."""
     stages = open_stages("partialformer_b0").eval()
     assert sum(p.numel() for p in stages.parameters()) == 3_765_968
     for x in stages(torch.randn(1, 3, 64, 64)):
         torch.testing.assert_close(x.mean(1), torch.zeros_like(x.mean(1)), atol=1e-4, rtol=0)
     assert isinstance(open_stages("emsnet_xxtiny").norms[0], nn.Identity)
-
-
-def test_stages__fixed_size_model_sees_every_image_in_its_size():
     stages = open_stages("levit_128s").eval()
     assert stages.fixed_size == (224, 224)
     images = torch.rand(1, 3, 64, 96)
@@ -59,20 +56,6 @@ def test_stages__fixed_size_model_sees_every_image_in_its_size():
     expected = nn.functional.interpolate(last, (2, 3), mode="bilinear", align_corners=False)
     torch.testing.assert_close(stages(images)[-1], expected)
     assert open_stages("emsnet_xxtiny").fixed_size is None
-
-
-def test_normalise__by_the_backbones_own_mean_and_deviation():
-    stages = open_stages("test_convnext")
-    stages.mean, stages.std = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
-    normalise = Normalise(stages)
-    image = torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1).expand(3, 2, 2)
-    assert normalise(image)[:, 0, 0].tolist() == [1, -1, 0.5]
-    assert torch.equal(normalise(image[None])[0], normalise(image))
-    assert normalise.state_dict() == {}
-    grey = open_stages("test_resnet", in_chans=1)
-    assert (grey.in_chans, len(grey.mean), len(grey.std)) == (1, 1, 1)
-    assert grey.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
-    assert grey(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
 
 
 def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
@@ -101,31 +84,30 @@ def test_open_stages__takes_a_model_object_and_what_lies_below_a_swapped_pooling
     assert any("broadcast" in name or "scale" in name for name in names)
 
 
-def test_open_stages__statistics_frozen_or_not():
+def test_open_stages__statistics_frozen_or_not_and_mean_and_deviation():
     stages = open_stages("test_resnet")
     norms = [module for module in stages.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms and all(norm.training for norm in norms)
     stages.frozen_stats = True
     stages.train()
     assert stages.training and not any(norm.training for norm in norms)
+    stages = open_stages("test_convnext")
+    stages.mean, stages.std = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
+    normalise = Normalise(stages)
+    image = torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1).expand(3, 2, 2)
+    assert normalise(image)[:, 0, 0].tolist() == [1, -1, 0.5]
+    assert torch.equal(normalise(image[None])[0], normalise(image))
+    assert normalise.state_dict() == {}
+    grey = open_stages("test_resnet", in_chans=1)
+    assert (grey.in_chans, len(grey.mean), len(grey.std)) == (1, 1, 1)
+    assert grey.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
+    assert grey(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
 
 
-@pytest.mark.parametrize(
-    "offered, expected",
-    [
-        ([4, 8, 16, 32], [0, 1, 2, 3]),
-        ([2, 4, 8, 16, 32], [1, 2, 3, 4]),
-        ([16, 16, 16, 16], [0, 1, 2, 3]),
-        ([16], [0, 0, 0, 0]),
-        ([8, 16, 32], [0, 0, 1, 2]),
-        ([4, 8, 16, 16, 32, 64], [0, 1, 3, 4]),
-    ],
-)
-def test_sources_of(offered, expected):
-    assert sources_of(offered) == expected
-
-
-def test_rescaling():
+def test_sources_of_and_rescaling():
+    expected = {(4, 8, 16, 32): [0, 1, 2, 3], (2, 4, 8, 16, 32): [1, 2, 3, 4], (16, 16, 16, 16): [0, 1, 2, 3]}
+    expected |= {(16,): [0, 0, 0, 0], (8, 16, 32): [0, 0, 1, 2], (4, 8, 16, 16, 32, 64): [0, 1, 3, 4]}
+    assert {offered: sources_of(list(offered)) for offered in expected} == expected
     for factor, side in ((4, 32), (2, 16), (1, 8), (0.5, 4), (0.25, 2), (8 / 7, 8)):
         assert rescaling(3, factor)(torch.rand(1, 3, 8, 8)).shape == (1, 3, side, side)
 

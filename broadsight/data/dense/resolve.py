@@ -29,6 +29,7 @@ PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all
 
 GIVE = "give the images to validate on (val)"
 Pairs = tuple[tuple[int, int], ...]
+Size = int | tuple[int, int]
 Parts = dict[str, DenseView]
 NO_POINTS: tuple = (), (), (), 0.0
 
@@ -67,7 +68,7 @@ def resolve_dense(
     split: float | None = None,
     seed: int = 0,
     channels: int = 3,
-    scenes_size: int | tuple[int, int] = 128,
+    scenes_size: Size = 128,
     scenes_count: int | None = None,
     method: int = METHOD,
 ) -> DenseSplits:
@@ -160,9 +161,7 @@ def view_scenes(scenes: Scenes, task: DenseTask, channels: int) -> DenseView:
     return DenseView(SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels))
 
 
-def _scenes(
-    data: str, task: DenseTask, count: int | None, size: int | tuple[int, int], seed: int, channels: int
-) -> DenseSplits:
+def _scenes(data: str, task: DenseTask, count: int | None, size: Size, seed: int, channels: int) -> DenseSplits:
     count = scenes_count(data, SCENES if count is None else count)
     drawn = {key: Scenes(n, size=size, seed=seed, split=key) for key, n in (("train", count), ("val", count // 4))}
     views = {key: view_scenes(scenes, task, channels) for key, scenes in drawn.items()}
@@ -255,7 +254,7 @@ def all_names(dataset: Any) -> list[str]:
 
 
 def held_out(
-    names: Sequence[str], fraction: float, seed: int, place: str, classes: Sequence[Sequence[int]] | None = None
+    names: Sequence[str], fraction: float, seed: int, place: str, classes: list[list[int]] | None = None
 ) -> np.ndarray:
     """Which of some images (N,) validate: by what they show, see `stratified`, or by a hash of their names alone."""
     if len(names) < 2:

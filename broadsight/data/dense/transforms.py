@@ -25,6 +25,7 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
 
 Target = dict[str, Any]
+Transform = Callable[[Image.Image, Any], tuple[Tensor, Any]]
 Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of the image
 
 
@@ -68,9 +69,7 @@ class DenseTransforms:
         if not 0 <= self.hflip <= 1 or not 0 <= self.color_jitter <= 1:
             raise ValueError(f"hflip={self.hflip}, color_jitter={self.color_jitter}; expected 0 to 1")
 
-    def build(
-        self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()
-    ) -> Callable[[Image.Image, Any], tuple[Tensor, Any]]:
+    def build(self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()) -> Transform:
         """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors; in training without crowds and what
         is cut away. `flip_pairs` are the keypoints that change places when an image is mirrored."""
         if not training:

@@ -83,9 +83,7 @@ class RTDETR(nn.Module):
         self.detector.model.backbone = GivenMaps()
         initialise(self.detector)
 
-    def forward(
-        self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
-    ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
         if self.training and targets is None:
             raise ValueError("rtdetr in train mode was given no targets; pass them or call model.eval()")
         batch = self.normalise(torch.stack([resized(image, self.image_size) for image in images]))

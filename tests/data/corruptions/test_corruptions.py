@@ -95,28 +95,25 @@ def test_corrupt__every_severity_changes_more(side, scenes):
         assert changes[0] > 1 and (np.diff(changes) > 0).all(), (name, changes)
 
 
-def test_corrupt__grey_suffers_as_colours_do():
+def test_corrupt__grey_suffers_as_colours_do_and_lengths_scale_with_the_image():
     image = natural(3, 64)
     grey = np.asarray(Image.fromarray(image).convert("L"))[..., None]
     three = np.repeat(grey, 3, 2)
     for name in CORRUPTIONS:
         ratio = change(grey, name, 3) / change(three, name, 3)
         assert 0.8 < ratio < 1.25, (name, ratio)
+    # To corrupt and to shrink is to shrink and to corrupt.
+    large = natural(1, 224)
+    small = np.asarray(Image.fromarray(large).reduce(4))
+    for name in ("defocus_blur", "motion_blur", "zoom_blur"):
+        expected = np.asarray(Image.fromarray(corrupt(large, name, 5)).reduce(4)).astype(int)
+        assert np.abs(corrupt(small, name, 5) - expected).mean() < 0.2 * np.abs(small - expected).mean(), name
 
 
 def test_corrupt__blurs_and_moves_leave_a_plain_image_alone():
     names = (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate")
     for value, name, severity in product((0, 77, 255), names, SEVERITIES):
         np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
-
-
-def test_corrupt__lengths_scale_with_the_image():
-    """To corrupt and to shrink is to shrink and to corrupt."""
-    large = natural(1, 224)
-    small = np.asarray(Image.fromarray(large).reduce(4))
-    for name in ("defocus_blur", "motion_blur", "zoom_blur"):
-        expected = np.asarray(Image.fromarray(corrupt(large, name, 5)).reduce(4)).astype(int)
-        assert np.abs(corrupt(small, name, 5) - expected).mean() < 0.2 * np.abs(small - expected).mean(), name
 
 
 def test_noise__moments_and_shares():
@@ -137,16 +134,13 @@ def test_noise__moments_and_shares():
         assert (alone == 1).sum() > (alone > 1).sum()  # each channel by itself
 
 
-def test_convolved__is_the_sum_over_a_mirrored_image():
+def test_convolved__is_the_sum_over_a_mirrored_image_and_kernels_are_as_told():
     x, kernel = generator().random((9, 12, 2)), generator().random((5, 5))
     padded = np.pad(x, ((2, 2), (2, 2), (0, 0)), "symmetric")
     # a kernel's entry right of the centre carries light to the right
     pairs = product(range(5), range(5))
     expected = sum(kernel[i, j] * padded[4 - i : 13 - i, 4 - j : 16 - j] for i, j in pairs)
     np.testing.assert_allclose(convolved(x, kernel), expected, atol=1e-12)
-
-
-def test_kernels__sum_to_one_and_are_as_told():
     kernels = [gaussian_kernel(sigma) for sigma in (0.2, 1, 5)]
     kernels += [trail_kernel(radius, 3, 30) for radius in (0.3, 2, 20)]
     assert [round(kernel.sum(), 9) for kernel in kernels] == [1] * 6
@@ -163,7 +157,7 @@ def test_kernels__sum_to_one_and_are_as_told():
     np.testing.assert_allclose(trail_kernel(10, 5, 90), kernel.T, atol=1e-12)
 
 
-def test_defocus_blur__a_light_becomes_a_disc():
+def test_blurs__discs_of_lights_glass_within_its_reach_and_zoom_of_a_ramp():
     image = flat(0, 224, 1)
     image[110:113, 110:113] = 255
     lit = corrupt(image, "defocus_blur", 5)[..., 0].astype(float)
@@ -173,9 +167,6 @@ def test_defocus_blur__a_light_becomes_a_disc():
     assert 10 < distance.max() < 13 and len(distance) == pytest.approx(np.pi * 11.5**2, rel=0.1)
     inside = lit[np.hypot(*np.indices(lit.shape) - 111) < 8]
     assert inside.std() < 1 and inside.mean() == pytest.approx(9 * 255 / (100 * np.pi), abs=0.5)
-
-
-def test_glass_blur__reaches_no_further_than_told():
     image = flat(0, 224, 1)
     image[100:124, 100:124] = 255
     for severity, (sigma, reach, rounds) in enumerate(TABLE["glass_blur"], 1):
@@ -186,9 +177,6 @@ def test_glass_blur__reaches_no_further_than_told():
     for (side, scale), (reach, rounds) in product(((224, 1), (96, 96 / 224), (56, 1 / 3)), ((4, 2), (2, 3))):
         inner = ways(glass_blur, side, 0.01, reach, rounds)[8:-8, 8:-8]  # scaled to a third, no less
         assert inner.var() == pytest.approx(rounds * (reach * scale) ** 2 / 3, rel=0.1)
-
-
-def test_zoom_blur__of_a_ramp():
     image = np.repeat(np.arange(0, 224, dtype=np.uint8)[None, :, None], 224, 0)
     for severity, (count, step) in enumerate(TABLE["zoom_blur"], 1):
         slope = (1 + (1 / (1 + step * np.arange(count))).sum()) / (count + 1)
@@ -206,15 +194,12 @@ def test_moved__reads_between_pixels_and_mirrors():
     assert moved(x, 100 * one, 100 * one).max() <= 11
 
 
-def test_snow__bleaches_and_falls_twice():
+def test_weather__snow_frost_and_fog():
     for severity, keep in enumerate((0.8, 0.7, 0.7, 0.65, 0.55), 1):
         result = corrupt(flat(0, 96), "snow", severity).astype(int)
         assert result.min() == pytest.approx((1 - keep) * 0.5 * 255, abs=1)  # where no flake is
         assert result.max() > result.min() + 60
         assert np.abs(result - result[::-1, ::-1]).max() <= 1  # the second layer is the first upside down
-
-
-def test_frost__darkens_and_adds_ice():
     result = corrupt(flat(0, 96), "frost", 5) / 255
     assert result.max() < 0.75 and (np.diff(result.reshape(-1, 3)) >= 0).all()  # ice is a little blue
     result = corrupt(flat(255, 96), "frost", 5)
@@ -223,9 +208,6 @@ def test_frost__darkens_and_adds_ice():
         layer = frost_layer(generator(), height, width)
         assert layer.shape == (height, width) and layer.min() >= 0 and layer.max() <= 1
         assert 0.25 < layer.mean() < 0.55 and layer.std() > 0.15
-
-
-def test_fog__lies_between_the_image_and_white():
     for severity, thickness in enumerate((1.5, 2, 2.5, 2.75, 3), 1):
         result = corrupt(flat(255, 96), "fog", severity) / 255
         assert result.min() >= 1 / (1 + thickness) - 0.002

@@ -91,7 +91,7 @@ def test_hold_out__at_least_one_and_never_all():
     assert held_out("abcdefghij", 0.3, 3, "").tolist() == held_out("jihgfedcba", 0.3, 3, "").tolist()[::-1]
 
 
-def test_hold_out__every_class_that_can_validate_does(tmp_path):
+def test_hold_out__every_class_that_can_validate_does_and_that_in_one_image_is_told(tmp_path):
     for number in range(20):
         paint(tmp_path / "masks of", f"{number:02d}", values=(0, 1) if number < 2 else (0,))
     rare = [box(n, n, category_id=7 if n in (5, 6) else 3) for n in range(1, 31)]
@@ -104,9 +104,6 @@ def test_hold_out__every_class_that_can_validate_does(tmp_path):
                 shown = {label for i in range(len(view)) for label in view.shown(i)}
                 assert shown == {0, 1} if splits is pixels else shown - {0} == {1, 2}, seed
     assert not any("without" in note for note in pixels.notes)
-
-
-def test_hold_out__a_class_in_one_image_is_told(tmp_path):
     paint(tmp_path, "a", "b", "c")
     paint(tmp_path, "d", values=(0, 1, 2), classes="sky sea sun")
     splits = resolve_dense(tmp_path, "segment")
@@ -202,7 +199,7 @@ def test_boxes__outside_and_of_no_area(tmp_path):
         assert len(boxes) == 2 and (boxes[:, 2:] > boxes[:, :2]).all() and boxes.min() >= 0
 
 
-def test_images__damaged_of_another_size_or_missing(tmp_path):
+def test_images__damaged_missing_or_without_objects(tmp_path):
     splits = resolve_dense(write(tmp_path, [box(n, n) for n in (1, 2, 3, 4)]), "detect", val=tmp_path)
     (tmp_path / "2.png").write_bytes(b"no image")
     judged, learned = batch(splits.val, "detect"), batch(splits.train, "detect", training=True, indices=[1])
@@ -314,7 +311,7 @@ def test_data__refused_in_one_line(tmp_path, task, words, make, make_val):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(task="classify"), "task='classify' is not known; choose one of detect, instances, segment, keypoints"),
+        (dict(task="classify"), "unknown task 'classify'; .*one of detect, instances, segment, keypoints"),
         (dict(split=1.5), "split=1.5 is not between 0 and 1"),
         (dict(split=0.5, val="x"), "split=0.5 and val=x are two ways to validate"),
         (dict(channels=4), "channels=4 is neither 1"),

@@ -268,7 +268,7 @@ def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(task="classify"), "task='classify' is not known; choose one of detect, instances, segment, keypoints"),
+        (dict(task="classify"), "unknown task 'classify'; .*one of detect, instances, segment, keypoints"),
         (dict(image_size=0), "image_size=0"),
         (dict(resize=(1.0, 0.5)), r"resize=\(1.0, 0.5\); expected pixels, and a smaller and larger factor"),
         (dict(long_side=40), "long_side=40 is below image_size=64"),
@@ -310,7 +310,7 @@ def test_resize__by_hand():
     assert resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
 
 
-def test_crop__inside_of_the_image():
+def test_crop__inside_and_beyond_the_image():
     pixels, target = sample()
     part, moved = crop(pixels, target, (1, 2, 3, 3))
     assert torch.equal(part, pixels[:, 1:4, 2:5])
@@ -320,9 +320,6 @@ def test_crop__inside_of_the_image():
     assert left["masks"].tolist() == [[[1, 0, 0], [1, 0, 0], [0, 0, 0]]]
     assert torch.allclose(left["area"], torch.tensor([5.0 / 3]))  # a third of the box is left
     assert left["keypoints"].tolist() == [[[0, 0, 0], [0.5, 1.5, 1]]]
-
-
-def test_crop__beyond_the_image_shows_the_ground():
     pixels, target = sample()
     wide, moved = crop(pixels, target, (-1, -2, 7, 9))
     expected = torch.tensor(GROUND, dtype=torch.uint8)[:, None, None].repeat(1, 7, 9)
@@ -337,7 +334,7 @@ def test_crop__beyond_the_image_shows_the_ground():
     assert ground_of(torch.zeros(1, 2, 2)) == (114,) and ground_of(torch.zeros(3, 2, 2)) == GROUND
 
 
-def test_flip__swaps_left_and_right():
+def test_flip_and_left_over__swap_left_and_right_and_drop_what_is_not_seen():
     pixels, target = sample()
     mirrored, moved = flip(pixels, target, {0: 1, 1: 0})
     assert torch.equal(mirrored, pixels[:, :, [5, 4, 3, 2, 1, 0]])
@@ -347,9 +344,6 @@ def test_flip__swaps_left_and_right():
     # What is not labelled is so under its new name too, wherever it went.
     assert left_over(moved, 4, 6)["keypoints"][1].tolist() == [[0, 0, 0], [0.5, 3.5, 2]]
     assert flip(pixels, target, {})[1]["keypoints"][0].tolist() == [[5.5, 1.5, 2], [3.5, 2.5, 1]]
-
-
-def test_left_over__drops_slivers_and_objects_of_which_nothing_is_seen():
     _, target = sample()
     target["boxes"] = torch.tensor([[0.0, 1, 0.9, 3], [5, 3, 6, 4]])
     assert left_over(target, 4, 6)["labels"].tolist() == [7]

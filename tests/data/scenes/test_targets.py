@@ -58,18 +58,6 @@ def test_objects__without_a_visible_pixel_are_dropped(scenes, monkeypatch):
     assert SceneObjects(scenes)[0][1]["boxes"].shape == (0, 4)
 
 
-@pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
-def test_item__is_drawn_once_and_is_open_and_target(scenes, kind, monkeypatch):
-    data = kind(scenes)
-    photo, target = np.array(data.open(5)), data.target(5)
-    drawn, draw = [], Scenes.scene
-    monkeypatch.setattr(Scenes, "scene", lambda self, i: drawn.append(i) or draw(self, i))
-    monkeypatch.setattr(Scenes, "open", None)
-    image, again = data[5]
-    assert drawn == [5] and np.array_equal(image, photo)
-    torch.testing.assert_close(again, target, rtol=0, atol=0)
-
-
 def test_masks__number_the_classes_from_1_as_objects_do(scenes):
     pixels, objects = SceneMasks(scenes), SceneObjects(scenes)
     assert pixels.classes == ("background", *CLASSES)
@@ -89,6 +77,14 @@ def test_target__is_that_of_the_scene_though_nothing_is_coloured(without):
 
 
 @pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
-def test_iteration__ends_and_images_may_be_grey(scenes, kind):
+def test_items__end_may_be_grey_and_are_drawn_once(scenes, kind, monkeypatch):
     data = kind(scenes, channels=1)
     assert data.open(0).mode == "L" and [image.mode for image, _ in data] == ["L"] * 12
+    data = kind(scenes)
+    photo, target = np.array(data.open(5)), data.target(5)
+    drawn, draw = [], Scenes.scene
+    monkeypatch.setattr(Scenes, "scene", lambda self, i: drawn.append(i) or draw(self, i))
+    monkeypatch.setattr(Scenes, "open", None)
+    image, again = data[5]
+    assert drawn == [5] and np.array_equal(image, photo)
+    torch.testing.assert_close(again, target, rtol=0, atol=0)

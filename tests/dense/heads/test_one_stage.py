@@ -121,7 +121,7 @@ def square(x, y, side):
     return [x - side / 2, y - side / 2, x + side / 2, y + side / 2]
 
 
-def test_assign__k_nearest_of_each_level_whose_centre_is_inside_and_iou_exceeds_mean_and_deviation():
+def test_assign__k_nearest_inside_with_iou_above_mean_and_deviation_and_the_highest_of_two_objects():
     # Object 0..10. Anchors of side 10 shifted by 0, 2, 5 and 8: IoU 1, 80/120, 50/150, 20/180; mean .528, deviation
     # .390 (n - 1): only the first exceeds .918.
     object_ = torch.tensor([[0.0, 0, 10, 10]])
@@ -141,9 +141,6 @@ def test_assign__k_nearest_of_each_level_whose_centre_is_inside_and_iou_exceeds_
     # One candidate each: IoU is its own threshold. The second's centre (10, 5) is on the border.
     assert assign([torch.tensor([square(9, 5, 10)])], object_).tolist() == [0]
     assert assign([torch.tensor([square(10, 5, 10)])], object_).tolist() == [-1]
-
-
-def test_assign__anchor_of_two_objects_goes_to_the_higher_iou_and_without_objects_to_none():
     anchors = torch.tensor([square(5, 5, 10)])
     objects = torch.tensor([[0.0, 0, 10, 5.5], [0.0, 0, 10, 9]])  # IoU .55 and .9
     assert assign([anchors], objects).tolist() == [1]
