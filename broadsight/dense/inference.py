@@ -1,9 +1,8 @@
 """One prediction from several views of an image: mirrored, scaled or cut into windows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +14,7 @@ from .pose import Pairs, mirrored_order
 Prediction = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Views:
+class Views(NamedTuple):
     """The views of an image that a model predicts on."""
 
     flip: bool = False  # the mirror image as well

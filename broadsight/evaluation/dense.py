@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,7 +79,7 @@ def evaluate_dense(
         shown, place = labels_of_images(part.images), str(part.description.get("place") or part.description.get("val"))
         told = {note.replace("validate on", "evaluate on") for note in part.notes}
         more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
-        part = replace(part, notes=(*part.notes, *more))
+        part = part._replace(notes=(*part.notes, *more))
     for note in part.notes:
         tell(note)
     return _score(run, part, request, progress)

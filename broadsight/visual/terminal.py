@@ -71,8 +71,7 @@ def progress_bar() -> Generator[Progress, None, None]:
     console = Console(stderr=True)
     columns = parts.BarColumn(), parts.MofNCompleteColumn(), parts.TimeElapsedColumn(), parts.TimeRemainingColumn()
     doing_what = parts.TextColumn("{task.description}", markup=False)
-    # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured; what is
-    # printed to stdout goes on to whoever reads it
+    # auto_refresh would draw from a thread, whose time would be charged to what is measured; stdout goes to its reader
     options: Any = dict(transient=True, auto_refresh=False, redirect_stdout=False, disable=not console.is_terminal)
     with parts.Progress(*columns, doing_what, console=console, **options) as bar:
         task = bar.add_task("")

@@ -11,15 +11,8 @@ from broadsight.data.dense.loading import DenseDataset
 from broadsight.data.dense.pose_geometry import PoseCrops
 from broadsight.data.dense.resolve import resolve_dense
 from broadsight.data.dense.transforms import DenseTransforms
-from broadsight.dense.scoring import (
-    ObjectScorer,
-    PixelScorer,
-    PoseScorer,
-    SegmentationScores,
-    Views,
-    defined,
-    moved_keypoints,
-)
+from broadsight.dense.inference import Views
+from broadsight.dense.scoring import ObjectScorer, PixelScorer, PoseScorer, SegmentationScores, defined, moved_keypoints
 from broadsight.visual.metrics import GOALS
 from tests.refusals import refused
 

@@ -22,20 +22,8 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
     """Corrupt an image (H, W, C) of uint8; C is 3 (RGB) or 1 (grey), H and W from 8.
 
     The corruptions are those of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions
-    and Perturbations" (ICLR 2019), written after their description, with their settings. Differences:
-
-    - Lengths (blurs, trails, flakes, displacements) are theirs for a shorter side of 224 pixels and scale with it, so
-      that small images suffer alike. Snowflakes are never below a pixel, and what glass_blur and elastic_transform
-      move pixel by pixel is scaled down to a third and no further. Noise, pixelate and jpeg_compression know no scale.
-    - frost is a drawn texture of ice needles in place of their photographs, which we do not have.
-    - fog is Fourier noise with the decay of their plasma fractal in place of midpoint displacement.
-    - Every severity changes more than the one before, on average over images. With their settings it need not, so
-      the ice of frost 4 is 0.72 (theirs 0.7), the thickness of fog 4 is 2.75 (2.5), the threshold of snow 3 is 0.85
-      (0.9), and elastic_transform at 1 and 2 leads up to 3, where theirs shears the image by far more than at 3 to 5.
-    - glass_blur moves all pixels at once, where theirs goes from one to the next.
-    - Numbers are rounded, not cut off, when they become bytes again.
-
-    So results compare with each other, not with those published for the downloaded ImageNet-C.
+    and Perturbations" (ICLR 2019), written after their description, with their settings but for the departures that
+    `severities.yaml` lists: results compare with each other, not with those published for the downloaded ImageNet-C.
 
     Args:
         name, severity: One of CORRUPTIONS, and 1 to 5.

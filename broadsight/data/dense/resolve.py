@@ -5,9 +5,8 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,7 @@ Parts = dict[str, DenseView]
 NO_POINTS: tuple = (), (), (), 0.0
 
 
-@dataclass(frozen=True)
-class DenseSplits:
+class DenseSplits(NamedTuple):
     """The images that DATA names; both parts number the classes alike."""
 
     train: DenseView
@@ -51,8 +49,7 @@ class DenseSplits:
     description: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class DensePart:
+class DensePart(NamedTuple):
     """Labelled images to evaluate on, whose classes are numbered as the model's are."""
 
     images: DenseView
@@ -217,7 +214,11 @@ def _files(
     about["objects"] = {key: sum(map(len, rows)) for key, rows in listed.items()}
     points, joints = NO_POINTS, train.keypoint_names
     if task == "keypoints":
-        points = joints, mirrored(joints), _skeleton(found.labels, len(joints)), offset
+        with mapped(found.labels) as text:  # the first category that has lines, whose keypoints COCO counts from 1
+            drawn = re.search(rb'"skeleton"\s*:\s*(\[(?:\s*\[\s*\d+\s*,\s*\d+\s*\]\s*,?)+\s*\])', text)
+            bones: list[list[int]] = json.loads(drawn[1]) if drawn else []
+        lines_of = tuple((a - 1, b - 1) for a, b in bones if min(a, b) >= 1 and max(a, b) <= len(joints))
+        points = joints, mirrored(joints), lines_of, offset
     return _splits(views, points, notes, about, lines)
 
 
@@ -328,11 +329,3 @@ def mirrored(names: Sequence[str]) -> Pairs:
     place = {name.lower(): i for i, name in enumerate(names)}
     others = ((i, name.replace("left", "right")) for name, i in place.items() if "left" in name)
     return tuple((i, place[other]) for i, other in others if other in place)
-
-
-def _skeleton(annotations: Path, count: int) -> Pairs:
-    """The lines of the first category that has them, whose keypoints COCO counts from 1."""
-    with mapped(annotations) as text:
-        found = re.search(rb'"skeleton"\s*:\s*(\[(?:\s*\[\s*\d+\s*,\s*\d+\s*\]\s*,?)+\s*\])', text)
-        bones: list[list[int]] = json.loads(found[1]) if found else []
-    return tuple((a - 1, b - 1) for a, b in bones if min(a, b) >= 1 and max(a, b) <= count)

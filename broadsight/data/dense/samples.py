@@ -46,9 +46,8 @@ def find_images(annotations: Path, name: str | None = None) -> Path:
     usual = dict.fromkeys(("", *IMAGES, "data", annotations.stem, split, f"images/{split}"))
     tried = [folder / inner for folder in (annotations.parent, annotations.parent.parent) for inner in usual]
     places = [place for place in tried if place.is_dir()]
-    for place in places:
-        if (place / name).is_file():
-            return place
+    if found := next((place for place in places if (place / name).is_file()), None):
+        return found
     listed = ", ".join(map(str, places))
     raise FileNotFoundError(f"{annotations.name} lists {name}, which is not in {listed}; move them there")
 

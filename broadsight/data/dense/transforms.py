@@ -36,15 +36,13 @@ class DenseTransforms:
 
     Args:
         image_size: Pixels of the shorter side; for segment and `fixed`, of both.
-        long_side: Most pixels of the longer side before the resize factor of segment, after that of the others; None
-            for 4 times the shorter one in segment and 1333 to 800 in the others.
-        resize: Smallest and largest factor on `image_size`, drawn uniformly: multi-scale training.
-        crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's,
-            zoomed out four-fold at most, then a window that overlaps an object by a drawn share. Segment always crops
-            image_size x image_size after resizing, in which no class fills more than 75 % if ten tries find one.
+        long_side: Most pixels of the longer side; None for 4 times the shorter one in segment, else 1333 to 800.
+        resize: Smallest and largest factor on `image_size`, drawn uniformly; segment's is on `long_side` too.
+        crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's. For
+            segment always image_size x image_size, in which no class fills more than 75 % if ten tries find one.
         hflip: Probability of mirroring.
-        color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is SSD's
-            and the usual one for segmentation. With crop "iou" channels are swapped too, as SSD does.
+        color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is usual.
+            With crop "iou" channels are swapped too, as SSD does.
         fixed: Resize to image_size x image_size exactly; the aspect is lost. Segment does not crop then.
     """
 

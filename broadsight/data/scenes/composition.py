@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ SPLITS = ("train", "val", "test")
 Place = tuple[float, float]  # in shares of width and height
 
 
-@dataclass(frozen=True, eq=False)
-class Thing:
+class Thing(NamedTuple):
     """An object of a scene."""
 
     label: int  # its class
@@ -27,8 +26,7 @@ class Thing:
     patches: dict[int, int]  # as which patch each part is drawn
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     canvas: Canvas
     grounds: int  # the first patches, which are the background
     things: list[Thing]  # main first
@@ -79,8 +77,12 @@ def compose(index: int, seed: int, split: str, classes: tuple[str, ...]) -> Plan
     scale = dice(0.35, 0.8)
     centre = dice(0.5 * scale, 1 - 0.5 * scale), dice(0.5 * scale, 1 - 0.5 * scale)
     others = [number for number in range(len(classes)) if number != label]
-    for _ in range(dice.pick(3)):
-        region(canvas, dice)
+    for _ in range(dice.pick(3)):  # one side of a line through the image: a horizon, a wall
+        aim, far = dice(0, 2 * math.pi), dice(-0.35, 0.35)
+        cos, sin = math.cos(aim), math.sin(aim)
+        corners = [(far, -3.0), (3.0, -3.0), (3.0, 3.0), (far, 3.0)]
+        turned = np.array([(x * cos - y * sin, x * sin + y * cos) for x, y in corners])
+        canvas.add(canvas.patch(), turned, (0.5, 0.5))
     grounds = len(canvas.owners)
     for _ in range(3 + dice.pick(6)):
         clutter(canvas, dice, scale, [classes[number] for number in others])
@@ -129,15 +131,6 @@ def put(canvas: Canvas, dice: Dice, label: int, name: str, centre: Place, scale:
     swapped = dict([*KEYPOINT_PAIRS, *(pair[::-1] for pair in KEYPOINT_PAIRS)]) if flip < 0 else {}
     order = [swapped.get(i, i) for i in range(len(KEYPOINTS))]  # left and right are the viewer's
     return Thing(label, centre, points[-len(KEYPOINTS) :][order], [shape.on[place] for place in order], patches)
-
-
-def region(canvas: Canvas, dice: Dice) -> None:
-    """One side of a line through the image: a horizon, a wall."""
-    aim, far = dice(0, 2 * math.pi), dice(-0.35, 0.35)
-    cos, sin = math.cos(aim), math.sin(aim)
-    corners = [(far, -3.0), (3.0, -3.0), (3.0, 3.0), (far, 3.0)]
-    turned = np.array([(x * cos - y * sin, x * sin + y * cos) for x, y in corners])
-    canvas.add(canvas.patch(), turned, (0.5, 0.5))
 
 
 def clutter(canvas: Canvas, dice: Dice, scale: float, names: Sequence[str]) -> None:

@@ -1,10 +1,10 @@
 """The objects that scenes are made of: the outlines of their parts, and where their keypoints are."""
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -53,8 +53,7 @@ PARTS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Template:
+class Template(NamedTuple):
     """An object's outlines as arrays: P points of all parts, with the K keypoints at the end."""
 
     points: np.ndarray  # (P + K, 2), each from the middle of its part

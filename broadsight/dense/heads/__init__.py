@@ -1,10 +1,9 @@
 """The dense heads. Each file of this folder registers its own, and is found here by being in the folder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -13,8 +12,7 @@ from ...errors import check_choice
 TASKS = ("detect", "instances", "keypoints", "segment")
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """A registered head."""
 
     task: str  # one of TASKS

@@ -1,7 +1,4 @@
-"""Detectors that score anchors or points of the maps directly: RetinaNet, FCOS and SSDLite.
-
-With ATSS (Zhang et al., CVPR 2020) each object sets its own threshold for the anchors that are trained for it.
-"""
+"""Detectors that score anchors or points of the maps directly: RetinaNet, also with ATSS's samples, FCOS, SSDLite."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -103,7 +100,8 @@ class AdaptiveHead(nn.Module):
 
 
 class RetinaNetATSS(OneStage, detection.RetinaNet):
-    """RetinaNet with one square anchor a position and these samples: focal, GIoU and centerness losses."""
+    """RetinaNet with one square anchor a position and ATSS (Zhang et al., CVPR 2020), by which each object sets the
+    threshold for the anchors that are trained for it. Focal, GIoU and centerness losses."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -169,9 +167,8 @@ def retinanet(
     Args:
         assigner: "iou": positive anchors by IoU; "atss": adaptive selection, one square anchor a position, GIoU loss.
         centerness: With "atss", a branch that predicts how central a position is in its object.
-        image_size, width: As of `fcos`.
+        image_size, width, options: As of `fcos`, and detections_per_img, ... of torchvision's RetinaNet.
         anchor_scale, aspect_ratios: Of the smallest anchor, its side in strides; 4, with "atss" 8 and square.
-        options: Of torchvision's RetinaNet, such as score_thresh, nms_thresh, detections_per_img.
     """
     check_choice("assigner", assigner, ("iou", "atss"))
     pyramid = FeaturePyramid(stages, lowest=8, extra="c5" if assigner == "iou" else "p5", width=width)
@@ -193,9 +190,8 @@ def fcos(
     """FCOS: maps at strides 8 to 128; each position predicts the distances to its object's sides, and centerness.
 
     Args:
-        image_size: (shorter side, longest side) that images are resized to in eval mode.
+        image_size, options: (shorter side, longest side) in eval mode; score_thresh, nms_thresh, ... of torchvision's.
         width: Channels of the pyramid and the heads, a multiple of 32 from 64: they are normalised in 32 groups.
-        options: Of torchvision's FCOS, such as score_thresh, nms_thresh, center_sampling_radius.
     """
     pyramid = FeaturePyramid(stages, lowest=8, extra="p5", width=width)
     options = {"score_thresh": 0.05, "anchor_generator": StridedAnchors(pyramid.strides, 1, offset=0.5), **options}
@@ -249,8 +245,7 @@ def ssdlite(
 
     Args:
         image_size: (H, W) that images are resized to in eval mode, whatever their aspect; train on this size.
-        extra_widths: Channels of the maps at strides 64, 128, 256 and 512.
-        options: Of torchvision's SSD, such as score_thresh, nms_thresh, detections_per_img, iou_thresh.
+        extra_widths, options: Channels of maps at strides 64 to 512; score_thresh, iou_thresh, ... of torchvision's.
     """
     norm_layer = partial(SteadyBatchNorm2d, eps=0.001, momentum=0.03)
     backbone = ExtraLevels(stages, extra_widths, norm_layer)

@@ -21,8 +21,8 @@ IGNORED = 255  # in masks: pixels of no class
 class Segmenter(nn.Module):
     """Images (B, C, H, W) with values from 0 to 1 -> logits (B, num_classes, H, W), for any H and W.
 
-    In train mode, with masks (B, H, W) of class numbers, a dict of losses to be summed: "loss", the mean cross-entropy
-    over pixels that are not 255; if asked for, "aux", that of the auxiliary head, and "dice", times their weights.
+    In train mode, with masks (B, H, W) of class numbers or 255, a dict of losses to be summed: "loss", the mean
+    cross-entropy; if asked for, "aux", that of the auxiliary head, and "dice", times their weights.
 
     Args:
         decoder: From the four maps of the backbone to one (B, width, ceil(H / 4), ceil(W / 4)).

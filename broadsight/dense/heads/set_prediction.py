@@ -1,6 +1,6 @@
 """Detection without suppression: RT-DETR (Zhao et al., CVPR 2024), whose queries predict one box each."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,7 @@ class RTDETR(nn.Module):
         self.detections_per_img, self.score_thresh = detections_per_img, score_thresh
         self.normalise = Normalise(stages)
         freeze_unused(stages, FIRST)
-        widths = list(stages.channels[FIRST:])
-        theirs: Any = transformers
+        widths, theirs = list(stages.channels[FIRST:]), cast(Any, transformers)
         # A backbone that is replaced at once, to say how many channels the maps have
         sizes: Any = dict(embedding_size=8, hidden_sizes=[8, *widths], depths=[1, 1, 1, 1], layer_type="bottleneck")
         backbone = theirs.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])

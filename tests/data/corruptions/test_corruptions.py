@@ -7,18 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from broadsight.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, TABLE, corrupt
-from broadsight.data.corruptions.effects import (
-    convolved,
-    elastic_transform,
-    filtered_noise,
-    frost_layer,
-    gaussian_kernel,
-    glass_blur,
-    moved,
-    point_kernel,
-    trail_kernel,
-)
+from broadsight.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, TABLE, corrupt, effects
+from broadsight.data.corruptions.effects import convolved, gaussian_kernel, moved, point_kernel, trail_kernel
 from broadsight.data.scenes import draw_scene
 from broadsight.data.seeds import mixed
 from tests.refusals import refused
@@ -175,7 +165,7 @@ def test_blurs__discs_of_lights_glass_within_its_reach_and_zoom_of_a_ramp():
         inside = result[100 - margin : 124 + margin, 100 - margin : 124 + margin]
         assert inside.sum() == result.sum() and result.mean() == pytest.approx(image.mean(), rel=0.03)
     for (side, scale), (reach, rounds) in product(((224, 1), (96, 96 / 224), (56, 1 / 3)), ((4, 2), (2, 3))):
-        inner = ways(glass_blur, side, 0.01, reach, rounds)[8:-8, 8:-8]  # scaled to a third, no less
+        inner = ways(effects.glass_blur, side, 0.01, reach, rounds)[8:-8, 8:-8]  # scaled to a third, no less
         assert inner.var() == pytest.approx(rounds * (reach * scale) ** 2 / 3, rel=0.1)
     image = np.repeat(np.arange(0, 224, dtype=np.uint8)[None, :, None], 224, 0)
     for severity, (count, step) in enumerate(TABLE["zoom_blur"], 1):
@@ -205,7 +195,7 @@ def test_weather__snow_frost_and_fog():
     result = corrupt(flat(255, 96), "frost", 5)
     assert result.min() == pytest.approx(0.6 * 255, abs=3) and result.max() == 255
     for height, width in ((32, 32), (96, 64), (224, 224)):
-        layer = frost_layer(generator(), height, width)
+        layer = effects.frost_layer(generator(), height, width)
         assert layer.shape == (height, width) and layer.min() >= 0 and layer.max() <= 1
         assert 0.25 < layer.mean() < 0.55 and layer.std() > 0.15
     for severity, thickness in enumerate((1.5, 2, 2.5, 2.75, 3), 1):
@@ -219,13 +209,13 @@ def test_weather__snow_frost_and_fog():
 def test_filtered_noise__slope_and_direction():
     power = np.zeros((64, 33))
     for seed in range(40):
-        noise = filtered_noise(np.random.default_rng(seed), 64, 64, 1.5)
+        noise = effects.filtered_noise(np.random.default_rng(seed), 64, 64, 1.5)
         assert noise.mean() == pytest.approx(0, abs=1e-9) and noise.std() == pytest.approx(1)
         power += np.abs(np.fft.rfft2(noise)) ** 2
     frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)) * 64
     low, high = (power[np.abs(frequency - centre) < 0.5].mean() for centre in (6, 12))
     assert np.log2(low / high) == pytest.approx(3, abs=0.3)  # twice the slope, being power
-    level = filtered_noise(generator(), 64, 64, 1.5, 0, 10)
+    level = effects.filtered_noise(generator(), 64, 64, 1.5, 0, 10)
     assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
 
 
@@ -246,17 +236,17 @@ def test_brightness_and_contrast__by_formula():
 
 def test_elastic_transform__distance_and_shear():
     inner = slice(40, 184)
-    waves = ways(elastic_transform, 224, 1.1, 0)[inner, inner]
+    waves = ways(effects.elastic_transform, 224, 1.1, 0)[inner, inner]
     np.testing.assert_allclose(waves.std((0, 1)), 1.1, rtol=0.1)
     steps = np.diff(waves[..., 0], axis=0)
     assert steps.std() == pytest.approx(1.1 / (2**0.5 * 2.4), rel=0.1)  # smooth: the derivative of such a field
-    shear = ways(elastic_transform, 224, 0, 4.9)[inner, inner]
+    shear = ways(effects.elastic_transform, 224, 0, 4.9)[inner, inner]
     assert np.abs(np.diff(shear, 2, axis=0)).max() < 1e-9 and np.abs(np.diff(shear, 2, axis=1)).max() < 1e-9
     third = 224 / 3 - 0.5
     for down, right in ((third, third), (third, -third), (-third, -third)):
         at = shear[72, 72] + down * (shear[1, 0] - shear[0, 0]) + right * (shear[0, 1] - shear[0, 0])
         assert (np.abs(at) < 4.9 + 0.2).all()
-    small = ways(elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
+    small = ways(effects.elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
     np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
 
 

@@ -15,8 +15,6 @@ from broadsight.data.dense.transforms import (
     crop,
     crop_planes,
     flip,
-    ground_of,
-    iou_window,
     left_over,
     resize,
     resize_masks,
@@ -127,14 +125,14 @@ def test_iou_window__shows_centres_of_all_that_it_keeps(monkeypatch):
     windows = set()
     for seed in range(100):
         torch.manual_seed(seed)
-        (top, left, height, width), inside = iou_window(boxes, 48, 64)
+        (top, left, height, width), inside = dense_transforms.iou_window(boxes, 48, 64)
         windows.add((top < 0 or left < 0, height < 48 or width < 64))
         x, y = ((boxes[:, :2] + boxes[:, 2:]) / 2)[inside].unbind(1)
         assert inside.any() and height <= 4 * 48 and width <= 4 * 64
         assert ((left < x) & (x < left + width) & (top < y) & (y < top + height)).all()
     assert windows == {(False, False), (False, True), (True, False), (True, True)}
     torch.manual_seed(0)
-    assert iou_window(boxes[:0], 48, 64)[1].shape == (0,)
+    assert dense_transforms.iou_window(boxes[:0], 48, 64)[1].shape == (0,)
     # What has its centre elsewhere is left out
     monkeypatch.setattr(dense_transforms, "iou_window", lambda *_: ((0, 0, 46, 64), torch.tensor([True, False])))
     image, target = drawn(1)
@@ -331,7 +329,10 @@ def test_crop__inside_and_beyond_the_image():
     # of which nothing is in the window, and of grey images
     assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (-5, 0, 3, 2), 255).tolist() == [[[255] * 2] * 3]
     assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (0, 4, 1, 2), 7).tolist() == [[[7, 7]]]
-    assert ground_of(torch.zeros(1, 2, 2)) == (114,) and ground_of(torch.zeros(3, 2, 2)) == GROUND
+    assert (
+        dense_transforms.ground_of(torch.zeros(1, 2, 2)) == (114,)
+        and dense_transforms.ground_of(torch.zeros(3, 2, 2)) == GROUND
+    )
 
 
 def test_flip_and_left_over__swap_left_and_right_and_drop_what_is_not_seen():
