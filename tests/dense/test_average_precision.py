@@ -156,7 +156,7 @@ def test_area__without_one_it_is_the_mask_s_or_the_box_s(kinds, size, other):
     assert figures[f"box_ar_{size}"] == 100 and math.isnan(figures[f"box_ar_{other}"])
 
 
-def test_image_ids__decide_ties_and_the_best_of_each_label_are_kept():
+def test_images__ids_decide_ties_the_best_are_kept_and_masks_are_runs():
     found, there = one()
     wrong = dict(found, boxes=found["boxes"] + 45)
     for early, late in ((9, 10), ("a", "b"), (torch.tensor(2), torch.tensor(11)), (10, "1")):
@@ -167,9 +167,6 @@ def test_image_ids__decide_ties_and_the_best_of_each_label_are_kept():
     labels, scores = np.array([1, 2, 1, 1, 2, 1]), np.array([0.1, 0.5, 0.7, 0.7, 0.6, 0.7])
     kept = {most: first_of_each(labels, scores, most).tolist() for most in (1, 2, 6)}
     assert kept == {1: [2, 4], 2: [1, 2, 3, 4], 6: [0, 1, 2, 3, 4, 5]}
-
-
-def test_state__holds_runs_not_masks():
     masks, boxes = torch.zeros(50, 1, 400, 400), torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1)
     masks[:, :, 100:300, 100:300] = 1
     found = dict(boxes=boxes, labels=torch.ones(50, dtype=torch.int64), scores=torch.rand(50), masks=masks)
@@ -289,9 +286,6 @@ def test_to_results__by_hand(prediction):
     assert (second["category_id"], second["score"], second["bbox"]) == (3, 0.123457, [0, 0, 1, 3.988])
     assert second["segmentation"] == dict(size=[4, 5], counts="04`0")  # 0 out, 4 in, 16 out
     json.dumps([first, second])  # nothing of torch or numpy is left
-
-
-def test_to_results__nothing_found_or_a_label_without_a_category(prediction):
     assert to_results(1, {key: value[:0] for key, value in prediction.items()}, IDS) == []
     refused("label 2 has no category; expected labels 1 to 1", to_results, 1, prediction, {1: 3})
 

@@ -199,15 +199,12 @@ def test_compute__one_class_alone_or_none_has_no_means(said):
     assert all(map(math.isnan, ignored.compute().values())) and ignored.coverage() == (0, 4)
 
 
-def test_update__scores_and_batches_are_the_same():
+def test_counts__of_scores_batches_and_processes():
     logits = torch.nn.functional.one_hot(SAID, 4).movedim(-1, 0) * 3.0 - 1
     expected = counted((SAID, TARGET), (SAID, TARGET)).counts
     assert torch.equal(counted((logits, TARGET), (logits.bfloat16(), TARGET)).counts, expected)
     assert torch.equal(counted((logits[None].repeat(2, 1, 1, 1), TARGET.repeat(2, 1, 1))).counts, expected)
     assert torch.equal(counted((SAID.byte(), TARGET.byte()), (SAID.int(), TARGET)).counts, expected)
-
-
-def test_merge__each_process_counts_once_in_any_order():
     parts = [counted((SAID, TARGET)), counted((TARGET.clamp(max=3), TARGET)), counted()]
     expected = sum(part.counts for part in parts)
     states = [pickle.loads(pickle.dumps(part.state())) for part in parts]

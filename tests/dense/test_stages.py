@@ -58,7 +58,16 @@ def test_stages__norms_where_maps_are_bare_sums_and_images_in_a_fixed_size():
     assert open_stages("emsnet_xxtiny").fixed_size is None
 
 
-def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
+def test_open_stages__takes_a_model_object_and_a_neck_that_changes_nothing_at_first():
+    torch.manual_seed(0)
+    pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, heads=2, mlp_dim=24, num_classes=3)
+    backbone = copy.deepcopy(pooled.backbone)
+    stages = open_stages(pooled).eval()
+    own, kept = stages.network.state_dict(), backbone.state_dict()
+    assert all(torch.equal(own[name], kept[name]) for name in own)
+    broadcast = broadsight.add_context_broadcast(timm.create_model("test_vit", dynamic_img_size=True), "scaled")
+    names = [name for name, _ in open_stages(broadcast).named_parameters()]
+    assert any("broadcast" in name or "scale" in name for name in names)
     torch.manual_seed(0)
     plain = open_stages("emsnet_xxtiny").eval()
     stages = open_stages("emsnet_xxtiny", neck="map", neck_args=dict(dim=32, tokens=4)).eval()
@@ -70,18 +79,6 @@ def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
         for layer in stages.neck.to_stages:
             layer.bias += 1
         torch.testing.assert_close([x + 1 for x in plain(images)], stages(images))
-
-
-def test_open_stages__takes_a_model_object_and_what_lies_below_a_swapped_pooling():
-    torch.manual_seed(0)
-    pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, heads=2, mlp_dim=24, num_classes=3)
-    backbone = copy.deepcopy(pooled.backbone)
-    stages = open_stages(pooled).eval()
-    own, kept = stages.network.state_dict(), backbone.state_dict()
-    assert all(torch.equal(own[name], kept[name]) for name in own)
-    broadcast = broadsight.add_context_broadcast(timm.create_model("test_vit", dynamic_img_size=True), "scaled")
-    names = [name for name, _ in open_stages(broadcast).named_parameters()]
-    assert any("broadcast" in name or "scale" in name for name in names)
 
 
 def test_open_stages__statistics_frozen_or_not_and_mean_and_deviation():

@@ -21,7 +21,7 @@ def overlap(places, size):
     return total
 
 
-def test_place_chips__above_the_box_or_at_its_top_inside_of_the_image_and_side_by_side():
+def test_chips__above_the_box_or_at_its_top_side_by_side_and_as_large_as_told():
     for x, y in ((0, 0), (370, 0), (0, 280), (370, 280), (150, 100), (-20, -20), (395, 295)):
         left, top = place_chips([(x, y, x + 30, y + 20)], [(90, 17)], BOUNDS)[0]
         assert 0 <= left <= 400 - 90 and 0 <= top <= 300 - 17
@@ -33,9 +33,6 @@ def test_place_chips__above_the_box_or_at_its_top_inside_of_the_image_and_side_b
     places = place_chips([(0, 0, 90, 34)] * 3, [(90, 17)] * 3, (90, 34)).tolist()
     assert overlap(places, (90, 17)) == 90 * 17
     assert place_chips([], [], BOUNDS).shape == (0, 2)
-
-
-def test_draw_chip__has_the_size_that_is_told_and_leaves_the_rest():
     image = Image.new("RGB", (200, 60), (9, 9, 9))
     text, font = fitting("gyroscope (Å) 0.87", 14, 150)
     draw_chip(image, (20, 10), text, font, 14, (0, 114, 178))

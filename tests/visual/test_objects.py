@@ -39,7 +39,7 @@ def letters(pixels, ground):
     return int(((pixels != GREY).any(2) & (pixels != ground).any(2)).sum())
 
 
-def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(image):
+def test_draw_objects__boxes_in_the_colour_of_the_class_and_masks_blended(image):
     pixels = drawn(image, found((50.2, 60.4, 149.6, 160.3), labels=[2]))
     edge = np.zeros((300, 400), bool)
     edge[60:160, 50:150], edge[62:158, 52:148] = True, False
@@ -47,9 +47,6 @@ def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(image):
     edge[60 - CHIP : 60, 50:150] = True  # the label
     assert (pixels[~edge] == GREY).all()
     assert (pixels[60 - CHIP : 60] == ink(colour(1))).all(2).any()
-
-
-def test_draw_objects__a_mask_is_blended_and_the_rest_left(image):
     inside = np.zeros((300, 400), bool)
     inside[80:140, 70:130] = True
     probabilities = torch.from_numpy(np.where(inside, 0.6, 0.4)).float()[None, None]
@@ -125,7 +122,7 @@ def keypoints(*places):
     return torch.tensor(places, dtype=torch.float32)[None]
 
 
-def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(image):
+def test_draw_objects__keypoints_that_are_seen_and_persons_told_apart(image):
     points = keypoints((100, 150, 2), (200, 150, 1), (200, 250, 2), (300, 250, 0))
     limbs = ((0, 1), (1, 2), (2, 3))
     prediction = found((20, 60, 350, 290), keypoints=points)
@@ -140,9 +137,6 @@ def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(image):
     pixels = drawn(image, prediction, skeleton=limbs)
     assert tuple(pixels[150, 200]) == GREY == tuple(pixels[150, 150])
     assert tuple(drawn(image, prediction, skeleton=limbs, keypoint_threshold=0.1)[150, 200]) == colour(0)
-
-
-def test_draw_objects__persons_alone_are_told_apart(image):
     points = torch.cat([keypoints((100, 150, 2)), keypoints((300, 150, 2))])
     prediction = found((50, 60, 150, 290), (250, 60, 350, 290), scores=[0.6, 0.9], keypoints=points)
     for names, second in ((["person"], colour(1)), (["person", "horse"], colour(0))):

@@ -45,10 +45,13 @@ def change(image: np.ndarray, name: str, severity: int, seed: int = 0) -> float:
     return np.abs(corrupt(image, name, severity, seed=seed).astype(int) - image).mean()
 
 
-def test_names():
+def test_names__in_groups_of_which_blurs_and_moves_leave_a_plain_image_alone():
     assert sum(GROUPS.values(), ()) == CORRUPTIONS and SEVERITIES == (1, 2, 3, 4, 5)
     assert {group: len(names) for group, names in GROUPS.items()} == dict(noise=3, blur=4, weather=4, digital=4)
     assert {len(settings) for settings in TABLE.values()} == {5}
+    names = (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate")
+    for value, name, severity in product((0, 77, 255), names, SEVERITIES):
+        np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
 
 
 @pytest.mark.parametrize("shape", [(33, 47, 3), (40, 32, 1), (8, 8, 3), (8, 100, 1)])
@@ -98,12 +101,6 @@ def test_corrupt__grey_suffers_as_colours_do_and_lengths_scale_with_the_image():
     for name in ("defocus_blur", "motion_blur", "zoom_blur"):
         expected = np.asarray(Image.fromarray(corrupt(large, name, 5)).reduce(4)).astype(int)
         assert np.abs(corrupt(small, name, 5) - expected).mean() < 0.2 * np.abs(small - expected).mean(), name
-
-
-def test_corrupt__blurs_and_moves_leave_a_plain_image_alone():
-    names = (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate")
-    for value, name, severity in product((0, 77, 255), names, SEVERITIES):
-        np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
 
 
 def test_noise__moments_and_shares():
@@ -174,7 +171,7 @@ def test_blurs__discs_of_lights_glass_within_its_reach_and_zoom_of_a_ramp():
         assert np.abs(corrupt(image, "zoom_blur", severity)[..., 0] - expected).max() < 1
 
 
-def test_moved__reads_between_pixels_and_mirrors():
+def test_moved_and_filtered_noise__between_pixels_mirrored_and_by_slope_and_direction():
     x = np.arange(12.0).reshape(3, 4, 1)
     still, one = np.zeros((3, 4)), np.ones((3, 4))
     np.testing.assert_array_equal(moved(x, still, still), x)
@@ -182,6 +179,16 @@ def test_moved__reads_between_pixels_and_mirrors():
     assert moved(x, still, -one)[0, :, 0].tolist() == [1, 0, 1, 2]
     assert moved(x, still, one / 4)[0, :, 0].tolist() == [0.25, 1.25, 2.25, 2.75]
     assert moved(x, 100 * one, 100 * one).max() <= 11
+    power = np.zeros((64, 33))
+    for seed in range(40):
+        noise = effects.filtered_noise(np.random.default_rng(seed), 64, 64, 1.5)
+        assert noise.mean() == pytest.approx(0, abs=1e-9) and noise.std() == pytest.approx(1)
+        power += np.abs(np.fft.rfft2(noise)) ** 2
+    frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)) * 64
+    low, high = (power[np.abs(frequency - centre) < 0.5].mean() for centre in (6, 12))
+    assert np.log2(low / high) == pytest.approx(3, abs=0.3)  # twice the slope, being power
+    level = effects.filtered_noise(generator(), 64, 64, 1.5, 0, 10)
+    assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
 
 
 def test_weather__snow_frost_and_fog():
@@ -206,20 +213,7 @@ def test_weather__snow_frost_and_fog():
         assert (result == result[..., :1]).all()  # colourless
 
 
-def test_filtered_noise__slope_and_direction():
-    power = np.zeros((64, 33))
-    for seed in range(40):
-        noise = effects.filtered_noise(np.random.default_rng(seed), 64, 64, 1.5)
-        assert noise.mean() == pytest.approx(0, abs=1e-9) and noise.std() == pytest.approx(1)
-        power += np.abs(np.fft.rfft2(noise)) ** 2
-    frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)) * 64
-    low, high = (power[np.abs(frequency - centre) < 0.5].mean() for centre in (6, 12))
-    assert np.log2(low / high) == pytest.approx(3, abs=0.3)  # twice the slope, being power
-    level = effects.filtered_noise(generator(), 64, 64, 1.5, 0, 10)
-    assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
-
-
-def test_brightness_and_contrast__by_formula():
+def test_digital__brightness_and_contrast_by_formula_others_as_pil_makes_them():
     for severity, amount in enumerate((0.1, 0.2, 0.3, 0.4, 0.5), 1):
         bright = min(1, 200 / 255 + amount) * 255
         expected = [round(bright), round(bright / 2), round(bright / 4)]  # hue and saturation stay
@@ -232,6 +226,17 @@ def test_brightness_and_contrast__by_formula():
     for severity, share in enumerate((0.4, 0.3, 0.2, 0.1, 0.05), 1):
         expected = mean + share * (image - mean)
         assert np.abs(corrupt(image, "contrast", severity) - expected).max() <= 0.5 + 1e-9
+    image = natural(2, 50)
+    for severity, few in enumerate((30, 25, 20, 15, 12), 1):
+        box = Image.Resampling.BOX
+        expected = Image.fromarray(image).resize((few, few), box).resize((50, 50), box)
+        np.testing.assert_array_equal(corrupt(image, "pixelate", severity), np.asarray(expected))
+    for image, form in ((natural(2, 48), (48, 48, 3)), (natural(2, 48)[..., :1], (48, 48))):
+        for severity, quality in enumerate((25, 18, 15, 10, 7), 1):
+            file = io.BytesIO()
+            Image.fromarray(image.reshape(form)).save(file, "JPEG", quality=quality)
+            expected = np.asarray(Image.open(file)).reshape(image.shape)
+            np.testing.assert_array_equal(corrupt(image, "jpeg_compression", severity), expected)
 
 
 def test_elastic_transform__distance_and_shear():
@@ -248,20 +253,6 @@ def test_elastic_transform__distance_and_shear():
         assert (np.abs(at) < 4.9 + 0.2).all()
     small = ways(effects.elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
     np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
-
-
-def test_pixelate_and_jpeg_compression__are_what_pil_makes():
-    image = natural(2, 50)
-    for severity, few in enumerate((30, 25, 20, 15, 12), 1):
-        box = Image.Resampling.BOX
-        expected = Image.fromarray(image).resize((few, few), box).resize((50, 50), box)
-        np.testing.assert_array_equal(corrupt(image, "pixelate", severity), np.asarray(expected))
-    for image, form in ((natural(2, 48), (48, 48, 3)), (natural(2, 48)[..., :1], (48, 48))):
-        for severity, quality in enumerate((25, 18, 15, 10, 7), 1):
-            file = io.BytesIO()
-            Image.fromarray(image.reshape(form)).save(file, "JPEG", quality=quality)
-            expected = np.asarray(Image.open(file)).reshape(image.shape)
-            np.testing.assert_array_equal(corrupt(image, "jpeg_compression", severity), expected)
 
 
 @pytest.mark.parametrize(

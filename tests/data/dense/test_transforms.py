@@ -9,16 +9,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from broadsight.data.dense import transforms as dense_transforms
-from broadsight.data.dense.transforms import (
-    GROUND,
-    DenseTransforms,
-    crop,
-    crop_planes,
-    flip,
-    left_over,
-    resize,
-    resize_masks,
-)
+from broadsight.data.dense.transforms import GROUND, DenseTransforms, crop, crop_planes, flip, left_over, resize
 from broadsight.data.seeds import seed_transforms
 from tests.refusals import refused
 
@@ -215,7 +206,7 @@ def test_segment__classes_stay_on_their_colours(resize):
     assert padded == 0 if resize == (1.0, 1.0) else padded > 5
 
 
-def test_segment__crops_are_drawn_again_if_one_class_fills_them(monkeypatch):
+def test_segment__crops_are_drawn_again_if_one_class_fills_them_but_fixed_shows_all(monkeypatch):
     image, mask = scene(1)
     mask[:], mask[:12, :12] = 0, 1
     build, often = DenseTransforms("segment", 12, resize=(3.0, 3.0)).build(True), {}  # 36 x 54, of which 11 x 11 differ
@@ -228,9 +219,6 @@ def test_segment__crops_are_drawn_again_if_one_class_fills_them(monkeypatch):
             found.append(bool(counts.max() <= 0.75 * counts.sum()))
         often[tries] = sum(found)
     assert often[10] > 3 * often[1]
-
-
-def test_segment__fixed_shows_all_of_the_image():
     image, mask = scene(2)
     pixels, moved = DenseTransforms("segment", 30, fixed=True, hflip=0.0).build(True)(image, mask)
     assert pixels.shape == (3, 30, 30)
@@ -293,7 +281,7 @@ def sample():
     return pixels, target
 
 
-def test_resize__by_hand():
+def test_resize_and_crop__by_hand_inside_and_beyond_the_image():
     pixels, target = sample()
     bigger, moved = resize(pixels, target, (8, 18))
     assert bigger.shape == (3, 8, 18) and bigger.dtype == torch.uint8
@@ -304,11 +292,8 @@ def test_resize__by_hand():
     assert moved["image_id"] == 9
     assert target["boxes"].tolist() == [[0, 1, 3, 3], [5, 3, 6, 4]]  # what was given is left alone
     line = torch.arange(6, dtype=torch.uint8).reshape(1, 1, 6)
-    assert resize_masks(line, (1, 2)).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
-    assert resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
-
-
-def test_crop__inside_and_beyond_the_image():
+    assert dense_transforms.resize_masks(line, (1, 2)).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
+    assert dense_transforms.resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
     pixels, target = sample()
     part, moved = crop(pixels, target, (1, 2, 3, 3))
     assert torch.equal(part, pixels[:, 1:4, 2:5])

@@ -30,7 +30,7 @@ def coco(tmp_path):
     return lambda **options: CocoDataset(file, **options)
 
 
-def test_view__of_some_images_with_labels_as_another_numbers_them(coco):
+def test_view__of_some_images_with_labels_and_pixels_as_another_numbers_them(coco):
     view = DenseView(coco(), [2, 0])
     assert [view.name(i) for i in range(len(view))] == ["3.png", "1.png"]
     assert view.target(0)["image_id"] == 3 and view[0][0].size == view.open(0).size == (8, 6)
@@ -47,9 +47,6 @@ def test_view__of_some_images_with_labels_as_another_numbers_them(coco):
     for _ in range(2):  # nothing is added to what the file holds
         assert view.target(0)["keypoints"][0].tolist() == [[1.5, 2.5, 2], [0, 0, 0]]
     assert data.target(0)["keypoints"][0].tolist() == [[1, 2, 2], [0, 0, 0]]
-
-
-def test_view__pixels_as_another_numbers_them():
     data = SceneMasks(Scenes(6, size=24))
     classes = ("background", "other", *reversed(data.classes[1:]))
     view = DenseView(data, classes=classes)
@@ -99,7 +96,7 @@ def test_labels__of_objects_that_count_and_persons_with_labelled_keypoints(tmp_p
     refused(words, without_labels, view, [[], []], "evaluate on", "x")
 
 
-def test_labels__pixels_that_are_not_ignored(tmp_path):
+def test_labels__of_scenes_and_pixels_that_are_not_ignored(tmp_path):
     paint(tmp_path, "a", "b", values=(0, 1))
     paint(tmp_path, "c", values=(255, 1))
     paint(tmp_path, "d", values=(255,))
@@ -113,9 +110,6 @@ def test_labels__pixels_that_are_not_ignored(tmp_path):
     lost, alone = without_labels(view, [[1], [1]], "evaluate on", "x")
     assert lost == "classes without pixels to evaluate on: sky, sun (of 3 classes)"
     assert alone.startswith("the images to evaluate on show sea alone, so mIoU and mAcc have no value")
-
-
-def test_labels__scenes():
     view = resolve_dense("scenes:12", "segment", scenes_size=32).val
     assert told_quickly(view) and all(labels[0] == 0 and len(labels) > 1 for labels in labels_of_images(view))
     assert not told_quickly(DenseView(view, [0] * 300))

@@ -39,7 +39,7 @@ def digest(scene: Scene) -> str:
     return hashlib.sha256(b"".join(array.tobytes() + str(array.shape).encode() for array in arrays)).hexdigest()
 
 
-def test_draw_scene__same_in_another_process_without_torch(capsys):
+def test_draw_scene__same_in_another_process_and_order_but_not_for_another_index_seed_or_split(capsys):
     code = """
 import hashlib
 for index, size, without in ((0, 64, None), (7, (40, 72), "salient"), (2**70, 64, "other")):
@@ -54,9 +54,6 @@ for index, size, without in ((0, 64, None), (7, (40, 72), "salient"), (2**70, 64
     exec(code, {"draw_scene": draw_scene})
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and printed == capsys.readouterr().out and printed.count("\n") == 3
-
-
-def test_draw_scene__index_seed_split_each_matter_and_their_order_does_not():
     first = [digest(draw_scene(index)) for index in range(6)]
     assert [digest(draw_scene(index)) for index in reversed(range(6))] == first[::-1]
     assert len(set(first)) == 6
@@ -283,22 +280,19 @@ def the_file(folder: Path) -> Path:
     return path
 
 
-def test_cache__drawn_once(tmp_path, monkeypatch):
-    images = [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)]
-    assert images == [draw_scene(i, size=24).image.tobytes() for i in range(5)]
-    mapped = np.load(the_file(tmp_path / "new"), mmap_mode="r")
-    assert mapped["data"].shape == (5, 24, 24, 3) and [row.tobytes() for row in mapped["data"]] == images
-    monkeypatch.setattr(scenes, "compose", None)
-    assert [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)] == images
-
-
-def test_cache__sets_do_not_mix_nor_does_what_other_code_has_drawn(tmp_path, monkeypatch):
+def test_cache__drawn_once_and_sets_do_not_mix_nor_does_what_other_code_has_drawn(tmp_path, monkeypatch):
     sets = [dict(), dict(count=4), dict(size=32), dict(seed=1), dict(split="val"), dict(without="salient")]
     for settings in (*sets, dict(classes=("crab", "car"))):
         Scenes(**{"count": 3, "size": 16, **settings}, cache=tmp_path).open(0)
     monkeypatch.setattr(scenes, "drawing_version", lambda: "later")
     Scenes(3, size=16, cache=tmp_path).open(0)
     assert len(list(tmp_path.iterdir())) == 8
+    images = [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)]
+    assert images == [draw_scene(i, size=24).image.tobytes() for i in range(5)]
+    mapped = np.load(the_file(tmp_path / "new"), mmap_mode="r")
+    assert mapped["data"].shape == (5, 24, 24, 3) and [row.tobytes() for row in mapped["data"]] == images
+    monkeypatch.setattr(scenes, "compose", None)
+    assert [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)] == images
 
 
 def test_cache__two_processes_at_once(tmp_path):

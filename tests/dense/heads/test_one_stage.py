@@ -44,17 +44,7 @@ def test_labels__count_from_one_outside_and_zero_inside(kind):
     assert [int(one["labels"]) for one in given] == [1, 2, 3]  # what was given is not changed
 
 
-def test_ssdlite__background_is_class_zero():
-    model = small("ssdlite", score_thresh=0.5)
-    assert model.raw(torch.rand(1, 3, 64, 96))["cls_logits"].shape[-1] == 4
-    for block in model.head.classification_head.module_list:
-        nn.init.zeros_(block[1].weight)
-        block[1].bias.data = torch.tensor([0.0, -9, -9, 9]).repeat(6)
-    (found,) = model.eval()([torch.rand(3, 64, 96)])
-    assert set(found["labels"].tolist()) == {3}
-
-
-def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors():
+def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors_and_background():
     model = small("retinanet").eval()
     seen = []
     model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -66,6 +56,13 @@ def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors():
     refused("an image has 1 channels; the model takes 3", model, [torch.rand(1, 64, 64)])
     deltas = small("fcos").eval().raw(torch.rand(1, 3, 64, 64))["bbox_regression"]  # begins a stride from each side
     assert deltas.min() > 0 and deltas.mean().item() == pytest.approx(1, abs=0.3)
+    model = small("ssdlite", score_thresh=0.5)
+    assert model.raw(torch.rand(1, 3, 64, 96))["cls_logits"].shape[-1] == 4
+    for block in model.head.classification_head.module_list:
+        nn.init.zeros_(block[1].weight)
+        block[1].bias.data = torch.tensor([0.0, -9, -9, 9]).repeat(6)
+    (found,) = model.eval()([torch.rand(3, 64, 96)])
+    assert set(found["labels"].tolist()) == {3}
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_training__learns_two_halves(name):
     assert (found == masks)[masks != 255].float().mean() > 0.95
 
 
-def test_losses__by_hand():
+def test_losses__by_hand_and_of_the_logits_that_eval_gives():
     model = small("semantic_fpn", 2)
     logits = torch.zeros(1, 2, 1, 4)
     logits[0, 1, 0] = torch.tensor([0.0, math.log(3), math.log(3), 7.0])  # of class 1: 1/2, 3/4, 3/4, what ever
@@ -55,9 +55,6 @@ def test_losses__by_hand():
     losses = model.train()(torch.rand(1, 3, 32, 32), masks)
     assert losses["dice"].item() == pytest.approx(2 * ((1 - 2 / 5) + (1 - 4 / 7)) / 2, rel=1e-5)
     assert losses["loss"].item() == pytest.approx(math.log(2))
-
-
-def test_losses__are_of_the_logits_that_eval_gives():
     model = small("upernet", 3, dropout=0.0, aux_weight=0.4, norm="group").train()
     images, masks = torch.rand(2, 3, 40, 56), torch.randint(3, (2, 40, 56))
     losses = model(images, masks)

@@ -72,7 +72,7 @@ def test_refined__by_the_class_of_the_box():
     torch.testing.assert_close(second, torch.tensor([[44.0, 40, 64, 60]]))
 
 
-def test_training__goes_on_with_refined_boxes_and_ground_truth():
+def test_training__goes_on_with_refined_boxes_and_weighs_losses_by_stage():
     model = small("cascade", box_batch_size_per_image=512, box_positive_fraction=1.0).train()
     steps = model.roi_heads.steps
     says(steps[0].box_predictor, deltas=[[1.0, 0, 0, 0]] * 4)  # a tenth of its width to the right
@@ -87,9 +87,6 @@ def test_training__goes_on_with_refined_boxes_and_ground_truth():
     moved[:, 0::2] = moved[:, 0::2].clamp(max=80)
     torch.testing.assert_close(second, torch.cat([moved, truth["boxes"]]))
     torch.testing.assert_close(third, torch.cat([second, truth["boxes"]]))
-
-
-def test_losses__are_weighted_by_stage():
     truth = [target(64, 80, [4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3])]
     images, found = [torch.rand(3, 64, 80)], []
     for weights in ((1.0, 1.0, 1.0), (1.0, 0.5, 0.25)):
