@@ -29,7 +29,7 @@ def test_stages__four_maps_of_any_image_and_gradients_everywhere(name):
     assert [n for n, p in stages.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-def test_stages__are_the_features_that_timm_gives_and_padding_does_not_show():
+def test_stages__are_timms_features_with_norms_where_maps_are_bare_sums_and_images_in_a_fixed_size():
     torch.manual_seed(0)
     stages = open_stages("emsnet_xxtiny").eval()
     plain = timm.create_model("emsnet_xxtiny", features_only=True).eval()
@@ -39,10 +39,7 @@ def test_stages__are_the_features_that_timm_gives_and_padding_does_not_show():
     for ours, large, theirs in zip(stages(images), stages(padded), plain(padded), strict=True):
         torch.testing.assert_close(large, theirs)
         torch.testing.assert_close(ours, large[..., : ours.shape[-2], : ours.shape[-1]])
-
-
-def test_stages__norms_where_maps_are_bare_sums_and_images_in_a_fixed_size():
-    """PartialFormer's specification: a LayerNorm for each stage's output, in all 3,765,968 parameters for B0."""
+    # PartialFormer's specification: a LayerNorm for each stage's output, in all 3,765,968 parameters for B0.
     stages = open_stages("partialformer_b0").eval()
     assert sum(p.numel() for p in stages.parameters()) == 3_765_968
     for x in stages(torch.randn(1, 3, 64, 64)):

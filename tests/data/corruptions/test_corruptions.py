@@ -171,7 +171,7 @@ def test_blurs__discs_of_lights_glass_within_its_reach_and_zoom_of_a_ramp():
         assert np.abs(corrupt(image, "zoom_blur", severity)[..., 0] - expected).max() < 1
 
 
-def test_moved_and_filtered_noise__between_pixels_mirrored_and_by_slope_and_direction():
+def test_elastic_transform__distance_and_shear_of_places_read_between_pixels():
     x = np.arange(12.0).reshape(3, 4, 1)
     still, one = np.zeros((3, 4)), np.ones((3, 4))
     np.testing.assert_array_equal(moved(x, still, still), x)
@@ -189,6 +189,19 @@ def test_moved_and_filtered_noise__between_pixels_mirrored_and_by_slope_and_dire
     assert np.log2(low / high) == pytest.approx(3, abs=0.3)  # twice the slope, being power
     level = effects.filtered_noise(generator(), 64, 64, 1.5, 0, 10)
     assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
+    inner = slice(40, 184)
+    waves = ways(effects.elastic_transform, 224, 1.1, 0)[inner, inner]
+    np.testing.assert_allclose(waves.std((0, 1)), 1.1, rtol=0.1)
+    steps = np.diff(waves[..., 0], axis=0)
+    assert steps.std() == pytest.approx(1.1 / (2**0.5 * 2.4), rel=0.1)  # smooth: the derivative of such a field
+    shear = ways(effects.elastic_transform, 224, 0, 4.9)[inner, inner]
+    assert np.abs(np.diff(shear, 2, axis=0)).max() < 1e-9 and np.abs(np.diff(shear, 2, axis=1)).max() < 1e-9
+    third = 224 / 3 - 0.5
+    for down, right in ((third, third), (third, -third), (-third, -third)):
+        at = shear[72, 72] + down * (shear[1, 0] - shear[0, 0]) + right * (shear[0, 1] - shear[0, 0])
+        assert (np.abs(at) < 4.9 + 0.2).all()
+    small = ways(effects.elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
+    np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
 
 
 def test_weather__snow_frost_and_fog():
@@ -237,22 +250,6 @@ def test_digital__brightness_and_contrast_by_formula_others_as_pil_makes_them():
             Image.fromarray(image.reshape(form)).save(file, "JPEG", quality=quality)
             expected = np.asarray(Image.open(file)).reshape(image.shape)
             np.testing.assert_array_equal(corrupt(image, "jpeg_compression", severity), expected)
-
-
-def test_elastic_transform__distance_and_shear():
-    inner = slice(40, 184)
-    waves = ways(effects.elastic_transform, 224, 1.1, 0)[inner, inner]
-    np.testing.assert_allclose(waves.std((0, 1)), 1.1, rtol=0.1)
-    steps = np.diff(waves[..., 0], axis=0)
-    assert steps.std() == pytest.approx(1.1 / (2**0.5 * 2.4), rel=0.1)  # smooth: the derivative of such a field
-    shear = ways(effects.elastic_transform, 224, 0, 4.9)[inner, inner]
-    assert np.abs(np.diff(shear, 2, axis=0)).max() < 1e-9 and np.abs(np.diff(shear, 2, axis=1)).max() < 1e-9
-    third = 224 / 3 - 0.5
-    for down, right in ((third, third), (third, -third), (-third, -third)):
-        at = shear[72, 72] + down * (shear[1, 0] - shear[0, 0]) + right * (shear[0, 1] - shear[0, 0])
-        assert (np.abs(at) < 4.9 + 0.2).all()
-    small = ways(effects.elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
-    np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
 
 
 @pytest.mark.parametrize(

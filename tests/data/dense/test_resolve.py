@@ -148,6 +148,12 @@ def test_masks__parts_share_the_file_of_classes(tmp_path):
     assert resolve_dense(tmp_path, "segment").val.target(0)[0].tolist() == [1, 0] * 4
     (tmp_path / "masks" / "val" / "classes.txt").write_text("sea\nlake\n")
     refused(r"has classes that .* has not: lake", resolve_dense, tmp_path, "segment")
+    folder = paint(tmp_path / "unknown", "a", "b")
+    paint(folder, "c", values=(0, 9))  # refused when read
+    splits = resolve_dense(folder, "segment", val=folder)
+    for training in (False, True):
+        failure = batch(splits.train, "segment", training=training).failure
+        assert "c.png holds 9, which is none of the 2 classes or 255 to ignore" in failure and "\n" not in failure
 
 
 @pytest.mark.parametrize("task", ["detect", "instances", "keypoints", "segment"])
@@ -240,15 +246,6 @@ def test_images__with_crowds_without_objects_or_a_labelled_person_stay(tmp_path)
         seen = batch(splits.train, "instances", training=training)
         assert [len(target["boxes"]) for target in seen.targets] == [1, 0, 0]
         assert seen.targets[1]["masks"].shape == (0, *seen.images[1].shape[1:])
-
-
-def test_masks__with_unknown_values_are_refused_when_read(tmp_path):
-    paint(tmp_path, "a", "b")
-    paint(tmp_path, "c", values=(0, 9))
-    splits = resolve_dense(tmp_path, "segment", val=tmp_path)
-    for training in (False, True):
-        failure = batch(splits.train, "segment", training=training).failure
-        assert "c.png holds 9, which is none of the 2 classes or 255 to ignore" in failure and "\n" not in failure
 
 
 def coco_of(*annotations, count: int = 4, categories=CATEGORIES):

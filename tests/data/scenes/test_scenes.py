@@ -239,7 +239,12 @@ def test_scenes__as_a_source_whose_splits_share_nothing():
     assert not images["train"] & images["val"] and not images["val"] & images["test"]
 
 
-def test_scenes__memory_keeps_what_was_drawn(monkeypatch):
+def test_scenes__pickle_is_small_and_memory_keeps_what_was_drawn(tmp_path, monkeypatch):
+    for source in (Scenes(100), Scenes(100, cache=tmp_path)):
+        images = [source.open(i).tobytes() for i in range(20)]
+        packed = pickle.dumps(source)
+        assert len(packed) < 2000
+        assert [pickle.loads(packed).open(i).tobytes() for i in range(20)] == images
     source = Scenes(4, size=32)
     before = source.open(1)
     before.putpixel((0, 0), (1, 2, 3))  # the caller's copy
@@ -251,14 +256,6 @@ def test_scenes__memory_keeps_what_was_drawn(monkeypatch):
     source = Scenes(4, size=32)
     source.open(1)
     assert not source.kept
-
-
-def test_scenes__pickle_is_small(tmp_path):
-    for source in (Scenes(100), Scenes(100, cache=tmp_path)):
-        images = [source.open(i).tobytes() for i in range(20)]
-        packed = pickle.dumps(source)
-        assert len(packed) < 2000
-        assert [pickle.loads(packed).open(i).tobytes() for i in range(20)] == images
 
 
 def test_scenes__pixels_alone_tell_little():

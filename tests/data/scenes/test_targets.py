@@ -17,7 +17,7 @@ def scenes():
     return Scenes(12, size=(48, 64), seed=3)
 
 
-def test_objects__targets_are_those_of_the_masks(scenes):
+def test_targets__are_those_of_the_masks_whose_numbers_are_those_of_objects(scenes):
     data = SceneObjects(scenes, keypoints=True)
     assert (len(data), data.name(3), data.classes) == (12, "scenes/train/000003", CLASSES)
     assert data.category_ids == {label: label for label in range(1, len(CLASSES) + 1)}
@@ -41,6 +41,12 @@ def test_objects__targets_are_those_of_the_masks(scenes):
                 assert near.any() or visible < 2
                 seen += visible == 2
     assert seen > 60
+    pixels, objects = SceneMasks(scenes), SceneObjects(scenes)
+    assert pixels.classes == ("background", *CLASSES)
+    for i in range(len(pixels)):
+        mask, target = pixels.target(i), objects.target(i)
+        assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
+        assert torch.equal(mask, (target["masks"] * target["labels"][:, None, None]).sum(0))  # none overlap
 
 
 def test_objects__without_a_visible_pixel_are_dropped(scenes, monkeypatch):
@@ -56,15 +62,6 @@ def test_objects__without_a_visible_pixel_are_dropped(scenes, monkeypatch):
     nothing = scenes_module.Scene(**{**scene.__dict__, "masks": np.zeros_like(masks)})
     monkeypatch.setattr(Scenes, "scene", lambda self, i: nothing)
     assert SceneObjects(scenes)[0][1]["boxes"].shape == (0, 4)
-
-
-def test_masks__number_the_classes_from_1_as_objects_do(scenes):
-    pixels, objects = SceneMasks(scenes), SceneObjects(scenes)
-    assert pixels.classes == ("background", *CLASSES)
-    for i in range(len(pixels)):
-        mask, target = pixels.target(i), objects.target(i)
-        assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
-        assert torch.equal(mask, (target["masks"] * target["labels"][:, None, None]).sum(0))  # none overlap
 
 
 @pytest.mark.parametrize("without", [None, "salient"])

@@ -100,16 +100,13 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
     assert inside.any() and away[inside].max() < 1e-4
 
 
-def test_state_dict__backbone_once_under_its_name():
+def test_state_dict__backbone_once_under_its_name_and_a_missing_package_is_said(monkeypatch):
     model = small()
     names = list(model.state_dict())
     assert any(name.startswith("stages.network.") for name in names) and "backbone" not in " ".join(names)
     assert len({p.data_ptr() for p in model.parameters()}) == len(list(model.parameters()))
     few = small_head("rtdetr", image_size=(64, 64), decoder_layers=1, queries=None)
     assert few.detector.config.num_queries == 84  # by default all positions of a small image
-
-
-def test_transformers__missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     refused(r"^rtdetr needs transformers; pip install broadsight\[hf\]$", small_head, "rtdetr", error=ImportError)
 
