@@ -71,17 +71,14 @@ class AveragePrecision:
         there["crowds"] = _numbers(target.get("iscrowd", np.zeros(len(there["labels"])))) != 0
         drawn = "mask" if "masks" in there else "box"
         there["areas"] = _numbers(target["area"]) if "area" in target else areas_of(drawn, size, there)
-        # Columns of N objects: labels (N,), boxes (N, 4) as x y w h, masks as N texts of run lengths, keypoints
-        # (N, 3 K); areas and crowds of targets, scores of predictions
+        # Columns: labels (N,), boxes (N, 4) as x y w h, N masks as run lengths, keypoints (N, 3 K), areas and so on
         self._images[image_id] = {"size": size, "there": there, "found": found}
         self._tables.clear()
 
     def state(self) -> list[tuple[int | str, Objects]]:
-        """All that was collected, to be sent to other processes."""
         return list(self._images.items())
 
     def merge(self, others: Iterable[list[tuple[int | str, Objects]]]) -> None:
-        """Add the states of other processes, in any order, with or without one's own."""
         for image_id, image in chain.from_iterable(others):
             # Two processes may have seen an image in different batches, with rounding: all must keep the same one
             known = self._images.get(image_id, image)
@@ -93,8 +90,7 @@ class AveragePrecision:
         ones, such as AP of large objects where there are none."""
         figures = {}
         for kind in self.kinds:
-            precision, recall = self._table(kind)
-            sizes = SIZES[1:] if kind == "keypoint" else SIZES
+            (precision, recall), sizes = self._table(kind), SIZES[1:] if kind == "keypoint" else SIZES
             parts = {f"ap{name}": precision[at, ..., 0, -1] for name, at in MAIN.items()}
             parts |= {f"ap{name}": precision[..., place, -1] for place, name in enumerate(sizes, 1)}
             if kind == "keypoint":

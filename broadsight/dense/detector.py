@@ -135,8 +135,7 @@ class StridedAnchors(AnchorGenerator):
 
     Args:
         scale, offset: Side of the smallest square anchor, and of the first centre from the image's corner, in strides.
-        aspect_ratios: Height / width of the anchors.
-        per_octave: How many sizes there are, evenly spaced up to twice the smallest.
+        aspect_ratios, per_octave: Height / width of the anchors; and how many sizes, spaced up to twice the smallest.
     """
 
     def __init__(

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ..data.dense.pose_geometry import apply_affine
 from ..visual.metrics import GOALS
 from .average_precision import SIZES, AveragePrecision, to_results
-from .inference import Views as Views
-from .inference import detect, segment
+from .inference import Views, detect, segment
 from .pose import decode, flip_test
 
 IGNORED = 255  # target pixels that do not count
@@ -59,11 +58,9 @@ class SegmentationScores:
         self._parts[self._own] += pairs.reshape(self.num_classes, self.num_classes).cpu()
 
     def state(self) -> dict[str, Tensor]:
-        """All counts, to be sent to other processes."""
         return {name: part.clone() for name, part in self._parts.items()}
 
     def merge(self, others: Iterable[dict[str, Tensor]]) -> None:
-        """Add the states of other processes, in any order, with or without one's own."""
         for other in others:
             self._parts |= {name: part.clone() for name, part in other.items() if name != self._own}
 
@@ -103,6 +100,8 @@ class Scorer:
     """Collects the predictions of a model and compares them by a metric. Figures are in per cent; `keypoint_offset` is
     what x and y of keypoints in model and targets exceed those in COCO's files by."""
 
+    add: Any  # predicts on and scores a batch, given a model in eval mode and the batch; the number of images
+
     def __init__(
         self,
         task: str,
@@ -116,18 +115,15 @@ class Scorer:
         self.goal, self.metric, self.views, self.device = GOALS[task], metric, views or Views(), device
         self.flip_pairs, self.keypoint_offset = flip_pairs, keypoint_offset
 
-    def add(self, model: nn.Module, batch: Any) -> int:
-        """Predict and score a batch with a model in eval mode; returns the number of images."""
-        raise NotImplementedError
-
     def reset(self) -> None:
         self.metric.reset()
 
     def state(self) -> Any:
-        """All that was collected, for `merge` in other processes."""
+        """All that was collected, to be sent to other processes."""
         return self.metric.state()
 
     def merge(self, others: Iterable[Any]) -> None:
+        """Add the states of other processes, in any order, with or without one's own."""
         self.metric.merge(others)
 
     def compute(self) -> dict[str, float]:

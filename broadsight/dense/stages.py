@@ -29,7 +29,6 @@ class Stages(nn.Module):
     Args:
         model, pyramid: A timm model without its classifier, and how its maps are obtained.
         normed: Put a LayerNorm on every map, for models whose stages end in sums without a norm.
-        mean, std: To normalise images with values from 0 to 1.
     """
 
     def __init__(self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple, std: tuple):
@@ -126,8 +125,7 @@ def open_stages(
 
     Args:
         backbone: A timm name, or a model object, which is changed: of a swapped pooling, the part below it is used.
-        pretrained, timm_args: Whether to load timm's weights, and for timm.create_model; only with a name.
-        in_chans: Channels of an image; 3 if None and a name is given.
+        pretrained, timm_args, in_chans: For timm.create_model, the first two only with a name; 3 channels by default.
         neck: "fpn" leaves the maps as they are, for a decoder to merge; "map" applies a multi-token neck first.
         neck_args: For MultiTokenNeck; its norm is "group" unless given, since detectors train on small batches.
     """

@@ -47,8 +47,7 @@ def figure(key: str, value: Any) -> str:
 
 MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
 
-# The figures in a task's headline; the first is the goal, by which the best epoch is chosen. Instances and keypoints
-# come before detection, since their runs have box AP as well.
+# A task's headline, first the goal that chooses the best epoch; detection is last of those whose runs have box AP.
 HEADLINES = {
     "classify": ("top1", "top5"),
     "instances": ("mask_ap", "mask_ap50", "box_ap"),

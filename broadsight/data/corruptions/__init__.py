@@ -34,22 +34,16 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
     check_choice("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:
         raise ValueError(f"severity={severity!r} is not in 1..5; choose 1 (mild) to 5 (severe)")
-    _check(image)
-    rng = np.random.default_rng(mixed(int(seed), CORRUPTIONS.index(name)))
-    return effects.as_bytes(getattr(effects, name)(image / 255, rng, *TABLE[name][int(severity) - 1]))
-
-
-def _check(image: np.ndarray) -> None:
     expected = f"uint8 (H, W, 3) or (H, W, 1), H and W from {SMALLEST}"
     if not isinstance(image, np.ndarray):
         raise ValueError(f"image is a {type(image).__name__}, not an array of {expected}; for PIL: np.asarray(image)")
-    what = f"image is {image.dtype} {image.shape}, not {expected}"
     advice = [
         (image.dtype != np.uint8, "values from 0 to 1 become bytes by (image * 255).round().astype(np.uint8)"),
         (image.ndim == 2, "pass image[..., None]"),
         (image.ndim != 3 or image.shape[-1] not in (1, 3), "one image at a time, channels last, without transparency"),
         (min(image.shape[:2], default=0) < SMALLEST, "enlarge it first"),
     ]
-    for wrong, do in advice:
-        if wrong:
-            raise ValueError(f"{what}; {do}")
+    if wrong := [do for is_wrong, do in advice if is_wrong]:
+        raise ValueError(f"image is {image.dtype} {image.shape}, not {expected}; {wrong[0]}")
+    rng = np.random.default_rng(mixed(int(seed), CORRUPTIONS.index(name)))
+    return effects.as_bytes(getattr(effects, name)(image / 255, rng, *TABLE[name][int(severity) - 1]))

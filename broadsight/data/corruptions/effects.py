@@ -202,8 +202,7 @@ def snow(
 
 def frost(x: np.ndarray, rng: Generator, keep: float, ice: float) -> np.ndarray:
     """A darkened image behind ice."""
-    layer = frost_layer(rng, *x.shape[:2])[..., None]  # H W 1
-    return keep * x + ice * layer * (ICE if x.shape[2] == 3 else 1)
+    return keep * x + ice * frost_layer(rng, *x.shape[:2])[..., None] * (ICE if x.shape[2] == 3 else 1)
 
 
 def fog(x: np.ndarray, rng: Generator, thickness: float, decay: float) -> np.ndarray:

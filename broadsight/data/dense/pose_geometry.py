@@ -1,7 +1,7 @@
 """From a person's box to an upright crop of one size, and from keypoints to the heat maps that a pose model learns.
 
-Coordinates are continuous: x = 0 is the left edge of the image, the centre of its first pixel is at 0.5. Cell i of a
-heat map covers [i * stride, (i + 1) * stride) of the crop. COCO's boxes are such; to its keypoints add 0.5 on reading.
+Coordinates are continuous, as COCO's boxes (to its keypoints add 0.5 on reading): the centre of the first pixel is at
+0.5, and cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop.
 """
 
 from collections.abc import Sequence

@@ -44,9 +44,7 @@ class DenseSplits(NamedTuple):
     skeleton: Pairs  # keypoints, counted from 0, to be joined by lines
     keypoint_offset: float  # added to the keypoints of the COCO file; to be taken off from COCO results
     notes: tuple[str, ...]  # what the user should know, a line each
-    # Plain types for JSON: kind, places, counts, hold-out, and a fingerprint of names and objects, by which a resumed
-    # run notices other data. Training adds `contents`.
-    description: dict[str, Any]
+    description: dict[str, Any]  # plain types, with a fingerprint of names and objects; training adds `contents`
 
 
 class DensePart(NamedTuple):
@@ -73,8 +71,7 @@ def resolve_dense(
 
     Args:
         data: None or "scenes" (also "scenes:COUNT"), or a path as for `find_parts`.
-        val: Path of the images to validate on; without it, those that DATA sets apart or else a hold-out.
-        split: Fraction of the images to hold out where nothing is set apart for validation; 0.1 if None.
+        val, split: Path of the images to validate on, else what DATA sets apart, else this fraction held out (0.1).
         scenes_size, scenes_count: Side, or height and width; and scenes to train on, of which a quarter validates.
         method: Of the hold-out, as a run began with it; see `stratify.METHOD`.
     """

@@ -117,8 +117,7 @@ class ObjectTraining:
         pixels, target = resize(pixels, target, self.settings.size_of(*pixels.shape[1:]))
         if torch.rand(()) < self.settings.hflip:
             pixels, target = flip(pixels, target, self.swapped)
-        # Colours last: what is cropped and made smaller has fewer pixels to change.
-        return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])
+        return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])  # of fewer pixels by now
 
     def window(self, boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
         """The window to crop, and which objects (N,) may be part of it."""

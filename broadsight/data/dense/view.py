@@ -25,8 +25,7 @@ class DenseView(Rows, Dataset):
 
     Args:
         dataset, indices: `CocoDataset`, `MaskFolder`, scenes, or a view of them; and the images in order, all if None.
-        classes: The classes by the other's numbers, among which all of the data set's own are; None for its own.
-        others_ids: The other's `category_ids`, for the classes that the data set does not have.
+        classes, others_ids: The other's classes, among which all of the data set's own are, and their ids; None if own.
         points: Added to x and y of labelled keypoints: 0.5 turns COCO's indices of pixels into coordinates of boxes.
     """
 

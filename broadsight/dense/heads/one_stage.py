@@ -196,8 +196,7 @@ def fcos(
     pyramid = FeaturePyramid(stages, lowest=8, extra="p5", width=width)
     options = {"score_thresh": 0.05, "anchor_generator": StridedAnchors(pyramid.strides, 1, offset=0.5), **options}
     model: Any = FCOS(pyramid, num_classes, num_classes, image_size, **options)
-    # torchvision cuts distances off at zero where the paper has an exponential. Begin as that does, a stride from each
-    # side: a model that begins below zero everywhere never gets a gradient.
+    # torchvision cuts distances off at zero, and below it there is no gradient: begin as the paper's exponential, at 1
     nn.init.ones_(model.head.regression_head.bbox_reg.bias)
     return model
 

@@ -19,14 +19,12 @@ LOSSES = {"loss_vfl": "class", "loss_bbox": "box", "loss_giou": "giou"}  # in tr
 class RTDETR(nn.Module):
     """Images, a list of (C, H_i, W_i) with values from 0 to 1, -> a list of dicts of boxes, labels and scores.
 
-    Predictions are in pixels of the given image, the best first. In train mode, with targets (dicts of boxes (N, 4), x1
-    y1 x2 y2, and labels (N,) from 1), a dict of losses to be summed: "class", "box" and "giou". Most is of Hugging Face
-    transformers, the extra `hf`.
+    The best first, in pixels of the given image. In train mode, with targets (dicts of boxes (N, 4) and labels (N,)
+    from 1), a dict of losses to be summed: "class", "box" and "giou". Most is of transformers, the extra `hf`.
 
     Args:
         queries: Number of boxes; 300 if None, or the number of positions if that is less.
         image_size: (H, W), multiples of 32, that images are resized to, in training too, whatever their aspect.
-        channels, heads, feed_forward: Of encoder and decoder.
         denoising: Queries about noisy copies of the true boxes in training; 0 for none.
         detections_per_img, score_thresh: Most predictions for an image, and the lowest score that one may have.
     """

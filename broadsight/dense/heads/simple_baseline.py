@@ -14,10 +14,9 @@ class SimpleBaseline(nn.Module):
     """Crops (B, C, H, W) with values from 0 to 1 -> heat maps (B, num_keypoints, ceil(H / stride), ceil(W / stride)).
 
     In train mode, with targets (heat maps, weights (B, num_keypoints)), {"loss"}: the mean squared error, weighted for
-    each keypoint. Only the last map of the backbone is used; parameters for the others alone are frozen.
+    each keypoint. Only the last map is used; `num_classes` and `input_size` (H, W) are for the record: others work.
 
     Args:
-        num_classes, input_size: Kinds of objects and (H, W) of crops, for the record: others work.
         channels, deconvs: Of the transposed convolutions, and how many there are, each of which doubles the map.
     """
 

@@ -68,7 +68,6 @@ def rcnn(
     Args:
         image_size: (shorter side, longest side) that images are resized to in eval mode.
         width, hidden: Channels of the pyramid, and features of the fully connected layers.
-        anchor_scale, aspect_ratios: As of `StridedAnchors`.
         box_head, box_predictor: To replace the two layers and what reads them.
         options: Of torchvision's class: rpn_post_nms_top_n_train, box_batch_size_per_image, box_score_thresh, ...
     """

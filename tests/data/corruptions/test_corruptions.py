@@ -171,7 +171,7 @@ def test_blurs__discs_of_lights_glass_within_its_reach_and_zoom_of_a_ramp():
         assert np.abs(corrupt(image, "zoom_blur", severity)[..., 0] - expected).max() < 1
 
 
-def test_elastic_transform__distance_and_shear_of_places_read_between_pixels():
+def test_moves_and_noise__between_pixels_by_slope_and_direction_by_distance_and_shear():
     x = np.arange(12.0).reshape(3, 4, 1)
     still, one = np.zeros((3, 4)), np.ones((3, 4))
     np.testing.assert_array_equal(moved(x, still, still), x)
