@@ -112,12 +112,9 @@ def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> I
     most = min(most, (WIDEST + 4) * size)
     widths = [swatch + size // 2 + _length(f"{line.name}  {line.amount}", size) for line in lines]
     column = min(most, max(widths))
-    if beside:
-        rows = max(1, (image.height - 2 * margin) // row)
-        columns = -(-len(lines) // rows)
-    else:
-        columns = min(len(lines), max(1, (image.width - margin) // (column + margin)))
-        rows = -(-len(lines) // columns)
+    rows, columns = max(1, (image.height - 2 * margin) // row), max(1, (image.width - margin) // (column + margin))
+    columns = -(-len(lines) // rows) if beside else min(len(lines), columns)
+    rows = rows if beside else -(-len(lines) // columns)
     across, down = columns * (column + margin) + margin, min(rows, len(lines)) * row + margin
     whole = (image.width + across, max(image.height, down)) if beside else (image.width, image.height + down)
     canvas = Image.new("RGB", whole, PAPER)

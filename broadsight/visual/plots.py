@@ -32,9 +32,7 @@ def need_matplotlib() -> None:
         raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
 
 
-def new_figure(
-    path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any
-) -> tuple[Any, Any]:
+def new_figure(path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> Any:
     """Make a figure of so many inches to be saved under a name, and an array of its panels, row by row."""
     plot_format(path)
     from matplotlib.figure import Figure

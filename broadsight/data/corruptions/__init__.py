@@ -27,9 +27,8 @@ def corrupt(image: np.ndarray, name: str, severity: int = 3, *, seed: int = 0) -
 
     Args:
         name, severity: One of CORRUPTIONS, and 1 to 5.
-        seed: The result depends on the arguments only. Give every image a seed of its own, as
-            `broadsight.data.seeds.mixed(seed, index)`. The severities of one seed share what is drawn: the
-            direction of motion, the clouds, the needles of ice.
+        seed: Give every image one of its own, as `broadsight.data.seeds.mixed(seed, index)`. The severities of one seed
+            share what is drawn: the direction of motion, the clouds, the needles of ice.
     """
     check_choice("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:

@@ -19,6 +19,7 @@ from ...errors import check_choice
 from .layout import TASKS, DenseTask
 from .view import IGNORE
 
+BILINEAR, NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST_EXACT
 GROUND = (124, 116, 104)  # what surrounds images: the mean of photographs
 TRIES = 10  # of a random crop
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -176,7 +177,7 @@ class SegmentTraining:
         pixels = F.pil_to_tensor(image)
         mask = target.as_subclass(Tensor)[None].to(torch.uint8)  # 255 classes at most, and fast to resize
         size = self.settings.size_of(*pixels.shape[1:])
-        pixels, mask = resize_image(pixels, size), resize_masks(mask, size)
+        pixels, mask = resize_planes(pixels, size), resize_planes(mask, size, NEAREST)
         if not self.settings.fixed:
             window = self.window(mask[0])
             pixels, mask = crop_planes(pixels, window, ground_of(pixels)), crop_planes(mask, window, IGNORE)
@@ -212,15 +213,11 @@ def take(target: Target, rows: Tensor) -> Target:
     return {key: value[rows] if isinstance(value, Tensor) else value for key, value in target.items()}
 
 
-def resize_image(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.resize(pixels, list(size), InterpolationMode.BILINEAR, antialias=False)
-
-
-def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks (N, H, W) resized to (H, W) by the nearest pixel, so that values stay what they are."""
-    if not len(masks):
-        return masks.new_zeros((0, *size))
-    return F.resize(masks, list(size), InterpolationMode.NEAREST_EXACT)
+def resize_planes(planes: Tensor, size: tuple[int, int], how: InterpolationMode = BILINEAR) -> Tensor:
+    """Planes (N, H, W) resized to (H, W); masks by the nearest pixel, so that values stay what they are."""
+    if not len(planes):
+        return planes.new_zeros((0, *size))
+    return F.resize(planes, list(size), how, antialias=False)
 
 
 def moved(target: Target, move: Callable[[Tensor], Tensor], masks: Callable[[Tensor], Tensor]) -> Target:
@@ -239,8 +236,8 @@ def resize(pixels: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tenso
     if size == (height, width):
         return pixels, target
     by = torch.tensor([size[1] / width, size[0] / height])
-    target = moved(target, lambda places: places * by, lambda masks: resize_masks(masks, size))
-    return resize_image(pixels, size), target | dict(area=target["area"] * by.prod())
+    target = moved(target, lambda places: places * by, lambda masks: resize_planes(masks, size, NEAREST))
+    return resize_planes(pixels, size), target | dict(area=target["area"] * by.prod())
 
 
 def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 0) -> Tensor:

@@ -87,8 +87,7 @@ class RTDETR(nn.Module):
         maps = self.stages(batch)[FIRST:]
         if not self.training:
             found = self.detector(batch, pixel_mask=maps)
-            sizes = [tuple(image.shape[-2:]) for image in images]
-            return self.predictions(found.logits.float(), found.pred_boxes.float(), sizes)
+            return self.predictions(found.logits.float(), found.pred_boxes.float(), [x.shape[-2:] for x in images])
         labels = [self.as_shares(target, image) for target, image in zip(targets or (), images, strict=True)]
         return self.losses(self.detector(batch, pixel_mask=maps, labels=labels).loss_dict, labels)
 
@@ -124,8 +123,7 @@ class RTDETR(nn.Module):
 
 
 class GivenMaps(nn.Module):
-    """Replaces the detector's backbone and returns the maps, which are passed in as its pixel mask: so the backbone is
-    once in the state dict, in `stages`."""
+    """Replaces the detector's backbone, which is in `stages`, and returns the maps that come as its pixel mask."""
 
     def forward(self, images: Tensor, maps: list[Tensor]) -> list[tuple[Tensor, None]]:
         return [(x, None) for x in maps]

@@ -292,8 +292,9 @@ def test_resize_and_crop__by_hand_inside_and_beyond_the_image():
     assert moved["image_id"] == 9
     assert target["boxes"].tolist() == [[0, 1, 3, 3], [5, 3, 6, 4]]  # what was given is left alone
     line = torch.arange(6, dtype=torch.uint8).reshape(1, 1, 6)
-    assert dense_transforms.resize_masks(line, (1, 2)).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
-    assert dense_transforms.resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
+    resized, nearest = dense_transforms.resize_planes, dense_transforms.NEAREST
+    assert resized(line, (1, 2), nearest).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
+    assert resized(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2), nearest).shape == (0, 8, 2)
     pixels, target = sample()
     part, moved = crop(pixels, target, (1, 2, 3, 3))
     assert torch.equal(part, pixels[:, 1:4, 2:5])
