@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,23 +18,22 @@ INSTALL = 'run: pip install "broadsight[det]"'
 # Deviation between annotators of the 17 points of a person, relative to its size, in thousandths: COCO's weights.
 PERSON = (26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89)
 COUNTS = [1, 10, 100]  # boxes or masks of a class that count in an image, as in COCO; of poses, 20
-IOU_50, IOU_75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
+MAIN = {"": slice(None), "50": 0, "75": 5}  # where among IoU 0.5, 0.55, ..., 0.95 ap, ap50 and ap75 are
 SIZES = ("_small", "_medium", "_large")  # COCO's areas: up to 32 x 32 pixels, up to 96 x 96, and above
 COCO_NAMES = {"box": "bbox", "mask": "segm", "keypoint": "keypoints"}
 AT_ONCE = 100_000  # predictions, each of which takes COCO's tools some kilobytes
 Objects = dict[str, Any]  # columns of N objects
+Images = Sequence[Objects]
+Table = tuple[np.ndarray, np.ndarray]
 
 
 class AveragePrecision:
-    """Collects predictions and targets of images, and compares them.
-
-    torchmetrics has no AP of keypoints, so COCO's own tools are called. Masks are kept as run lengths, so that
-    thousands of images fit into memory. An image that comes again replaces itself.
+    """Collects predictions and targets of images, and compares them by COCO's own tools (torchmetrics has no AP of
+    keypoints). Masks are kept as run lengths, which fit into memory. An image that comes again replaces itself.
 
     Args:
         kinds: Some of "box", "mask" and "keypoint".
-        category_ids: From a label to the id of its category.
-        class_names: In the order of the labels.
+        category_ids, class_names: From a label to the id of its category, and the names in the order of the labels.
     """
 
     def __init__(self, kinds: Sequence[str], category_ids: Mapping[int, int], class_names: Sequence[str]):
@@ -43,17 +43,14 @@ class AveragePrecision:
 
     def reset(self) -> None:
         self._images: dict[int | str, Objects] = {}
-        self._tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._tables: dict[str, Table] = {}
 
     def update(self, image_id: Any, size: Sequence[int], prediction: Mapping[str, Tensor], target: Objects) -> None:
-        """Add one image; the order of ids decides between equal scores, as in COCO's tools.
+        """Add one image of height and width; the order of ids decides between equal scores, as in COCO's tools.
 
-        Args:
-            size: Height and width.
-            prediction: boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and if their kind was asked for masks
-                (M, 1, H, W) as probabilities and keypoints (M, K, 3).
-            target: boxes (N, 4), or labelled_boxes instead, labels (N,), masks (N, H, W), keypoints (N, K, 3) with 0
-                last if not labelled; iscrowd (N,), else none; area (N,), else that of the mask, or of the box.
+        A prediction has boxes (M, 4) as x1 y1 x2 y2, labels and scores (M,), and if their kind was asked for masks (M,
+        1, H, W) as probabilities and keypoints (M, K, 3). A target has the same without scores, iscrowd (N,), else
+        none, and area (N,), else that of mask or box; its labelled_boxes go before boxes, keypoints not labelled are 0.
         """
         if not isinstance(image_id, str):
             image_id = int(image_id)  # tensors, as collating makes, are not equal as keys
@@ -72,26 +69,20 @@ class AveragePrecision:
         except ValueError as error:
             raise ValueError(f"image {image_id}: {error}") from None
         there["crowds"] = _numbers(target.get("iscrowd", np.zeros(len(there["labels"])))) != 0
-        if "area" in target:
-            there["areas"] = _numbers(target["area"])
-        else:
-            there["areas"] = areas_of("mask" if "masks" in there else "box", size, there)
-        # Columns of N objects: labels (N,), boxes (N, 4) as x y w h, masks as N texts of run lengths, keypoints
-        # (N, 3 K); areas and crowds of targets, scores of predictions
+        drawn = "mask" if "masks" in there else "box"
+        there["areas"] = _numbers(target["area"]) if "area" in target else areas_of(drawn, size, there)
+        # Columns: labels (N,), boxes (N, 4) as x y w h, N masks as run lengths, keypoints (N, 3 K), areas and so on
         self._images[image_id] = {"size": size, "there": there, "found": found}
         self._tables.clear()
 
     def state(self) -> list[tuple[int | str, Objects]]:
-        """All that was collected, to be sent to other processes."""
         return list(self._images.items())
 
     def merge(self, others: Iterable[list[tuple[int | str, Objects]]]) -> None:
-        """Add the states of other processes, in any order, with or without one's own."""
-        for other in others:
-            for image_id, image in other:
-                # Two processes may have seen an image in different batches, with rounding: all must keep the same one
-                known = self._images.get(image_id, image)
-                self._images[image_id] = max(known, image, key=lambda one: one["found"]["scores"].tobytes())
+        for image_id, image in chain.from_iterable(others):
+            # Two processes may have seen an image in different batches, with rounding: all must keep the same one
+            known = self._images.get(image_id, image)
+            self._images[image_id] = max(known, image, key=lambda one: one["found"]["scores"].tobytes())
         self._tables.clear()
 
     def compute(self) -> dict[str, float]:
@@ -99,13 +90,11 @@ class AveragePrecision:
         ones, such as AP of large objects where there are none."""
         figures = {}
         for kind in self.kinds:
-            precision, recall = self._table(kind)
-            sizes = SIZES[1:] if kind == "keypoint" else SIZES
-            overall, found = precision[..., 0, -1], recall[..., 0, -1]
-            parts = {"ap": overall, "ap50": overall[IOU_50], "ap75": overall[IOU_75]}
+            (precision, recall), sizes = self._table(kind), SIZES[1:] if kind == "keypoint" else SIZES
+            parts = {f"ap{name}": precision[at, ..., 0, -1] for name, at in MAIN.items()}
             parts |= {f"ap{name}": precision[..., place, -1] for place, name in enumerate(sizes, 1)}
             if kind == "keypoint":
-                parts |= {"ar": found, "ar50": found[IOU_50], "ar75": found[IOU_75]}
+                parts |= {f"ar{name}": recall[at, ..., 0, -1] for name, at in MAIN.items()}
             else:
                 parts |= {f"ar{count}": recall[..., 0, place] for place, count in enumerate(COUNTS)}
             parts |= {f"ar{name}": recall[..., place, -1] for place, name in enumerate(sizes, 1)}
@@ -117,7 +106,7 @@ class AveragePrecision:
         precision, _ = self._table(self.kinds[-1])
         return int((precision[..., 0, -1] > -1).any((0, 1)).sum()), len(self.category_ids)
 
-    def per_class(self) -> list[dict[str, Any]]:
+    def per_class(self) -> list[Objects]:
         """A row for each class: name, objects (without crowds), and ap, ap50, ap75 of each kind in per cent."""
         there = [image["there"] for image in self._images.values()]
         labels = np.concatenate([np.zeros(0, np.int64), *(one["labels"][~one["crowds"]] for one in there)])
@@ -125,9 +114,8 @@ class AveragePrecision:
         for place, (label, name) in enumerate(zip(sorted(self.category_ids), self.class_names, strict=True)):
             row: dict[str, Any] = {"name": name, "objects": int((labels == label).sum())}
             for kind in self.kinds:
-                part = self._table(kind)[0][:, :, place, 0, -1]
-                figures = {"ap": part, "ap50": part[IOU_50], "ap75": part[IOU_75]}
-                row |= {f"{kind}_{figure}": _mean_percent(values) for figure, values in figures.items()}
+                precision = self._table(kind)[0][:, :, place, 0, -1]
+                row |= {f"{kind}_ap{name}": _mean_percent(precision[at]) for name, at in MAIN.items()}
             rows.append(row)
         return rows
 
@@ -143,7 +131,7 @@ class AveragePrecision:
             objects["keypoints"] = tensors["keypoints"].detach().float().cpu().flatten(1).numpy()
         return objects
 
-    def _table(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    def _table(self, kind: str) -> Table:
         """Precision (10, 101, C, areas, counts) and recall (10, C, areas, counts), -1 if undefined."""
         if kind not in self._tables:
             order = sorted(self._images, key=lambda name: (isinstance(name, str), name))
@@ -156,7 +144,7 @@ class AveragePrecision:
         return self._tables[kind]
 
 
-def _sigmas(images: Sequence[Objects]) -> list[float]:
+def _sigmas(images: Images) -> list[float]:
     """Tolerance of each keypoint relative to the object's size."""
     points = (image[part]["keypoints"] for image in images for part in ("there", "found"))
     counts = {one.shape[1] // 3 for one in points if len(one)}
@@ -175,9 +163,7 @@ def _mean_percent(part: np.ndarray) -> float:
     return 100 * float(defined.mean()) if len(defined) else float("nan")
 
 
-def compare(
-    kind: str, images: Sequence[Objects], labels: Sequence[int], sigmas: Sequence[float] | None
-) -> tuple[np.ndarray, np.ndarray]:
+def compare(kind: str, images: Images, labels: Sequence[int], sigmas: Sequence[float] | None) -> Table:
     """Precision (10, 101, C, A, counts) by IoU and recall, and recall (10, C, A, counts), of C classes; -1 where there
     is nothing. Of equal scores, that of an earlier image goes first; sigmas are the tolerances of keypoints."""
     coco, evaluation = coco_evaluation()
@@ -211,11 +197,9 @@ def group(labels: Sequence[int], numbers: np.ndarray, most: int) -> list[list[in
     return groups
 
 
-def annotations(
-    kind: str, images: Sequence[Objects], part: str, labels: Sequence[int], most: int | None = None
-) -> list[dict[str, Any]]:
+def annotations(kind: str, images: Images, part: str, labels: Sequence[int], most: int | None = None) -> list[Objects]:
     """Targets or predictions of some labels as COCO's annotations; of predictions, the best `most` of each label."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Objects] = []
     for number, image in enumerate(images, 1):
         size, objects = image["size"], image[part]
         columns = {"category_id": objects["labels"], "bbox": objects["boxes"]}
@@ -259,9 +243,7 @@ def first_of_each(labels: np.ndarray, scores: np.ndarray, most: int) -> np.ndarr
     return np.sort(order[rank < most])
 
 
-def to_results(
-    image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]
-) -> list[dict[str, Any]]:
+def to_results(image_id: int | str, prediction: Mapping[str, Tensor], category_ids: Mapping[int, int]) -> list[Objects]:
     """Predictions for an image, in pixels of it, as entries of a result file; see `AveragePrecision.update`."""
     labels = known_labels(prediction["labels"], category_ids)
     columns: dict[str, list] = {
@@ -307,6 +289,6 @@ def known_labels(labels: Tensor, category_ids: Mapping[int, int]) -> np.ndarray:
     """(N,) labels, after a check that each has a category."""
     listed = labels.detach().cpu().numpy().astype(np.int64).reshape(-1)
     if unknown := set(listed.tolist()) - category_ids.keys():
-        expected = f"labels {min(category_ids)} to {max(category_ids)}"
-        raise ValueError(f"label {min(unknown)} has no category; expected {expected}")
+        known = f"{min(category_ids)} to {max(category_ids)}"
+        raise ValueError(f"label {min(unknown)} has no category; expected labels {known}")
     return listed

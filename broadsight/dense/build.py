@@ -38,18 +38,16 @@ def build(
     have values from 0 to 1; detectors take a list of (C, H, W) of any sizes, the others a batch (B, C, H, W).
 
     Args:
-        name: One of HEADS.
-        backbone: A timm name or a model object, which is changed; see `open_stages`.
+        name, options: One of HEADS, and options of the head, such as `assigner="atss"` of retinanet.
+        backbone, pretrained_backbone: A timm name, with timm's weights if wanted, or a model object, which is changed.
         num_classes: Of objects without the background, labelled from 1; for segmentation of the masks, from 0.
         neck: "fpn", or "map" for the multi-token neck before the decoder.
-        pretrained_backbone: Load timm's weights of the backbone.
         neck_args, backbone_args: For MultiTokenNeck and timm.create_model.
-        options: Of the head, such as `assigner="atss"` of retinanet.
     """
     check_choice("dense model", name, HEADS)
     if not isinstance(num_classes, int) or num_classes < 1:
         raise ValueError(f"num_classes={num_classes}; expected the number of classes, 1 or more")
-    given: dict[str, Any] = dict(pretrained=pretrained_backbone, in_chans=in_chans, neck=neck, neck_args=neck_args)
+    given: Any = dict(pretrained=pretrained_backbone, in_chans=in_chans, neck=neck, neck_args=neck_args)
     stages = open_stages(backbone, **given, **(backbone_args or {}))
     try:
         model = HEADS[name].build(stages, num_classes, **options)
@@ -105,6 +103,5 @@ def dense_model(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         channels = {} if in_chans is None else {"in_chans": in_chans}  # from a run folder, through timm
         return make_dense_model(backbone_args={**channels, **(backbone_args or {})}, **given)
 
-    return build_timm(
-        make, "dense_model", pretrained, {}, {"pretrained_filter_fn": lambda state, model: state, **kwargs}
-    )
+    kwargs = {"pretrained_filter_fn": lambda state, model: state, **kwargs}
+    return build_timm(make, "dense_model", pretrained, {}, kwargs)

@@ -58,11 +58,9 @@ class Detector(nn.Module):
     """A base class to put before one of torchvision's detectors: losses in train mode, predictions in eval mode.
 
     Args:
-        backbone: Gives maps by name, and has `stages`.
+        backbone, options: Gives maps by name, and has `stages`; and what else torchvision's class takes.
         num_classes, outputs: Classes of objects, labelled from 1, and as torchvision's class counts them.
-        image_size: (shorter side, longest side) that images are resized to in eval mode; None keeps their size.
-        square: Resize to `image_size` as (H, W), whatever the aspect.
-        options: Of torchvision's class.
+        image_size: (shorter side, longest side) to resize to in eval mode, if `square` (H, W); None keeps the size.
     """
 
     task = "detect"
@@ -84,7 +82,7 @@ class Detector(nn.Module):
             raise TypeError(f"unexpected keyword argument {unknown[0]!r}; options are {', '.join(sorted(accepted))}")
         super().__init__(backbone, num_classes=outputs, **options)
         self.transform, self.num_classes = DetectionTransform(backbone.stages, image_size, square), num_classes
-        self.from_zero = outputs == num_classes  # torchvision's class has no background class then
+        self.shift = int(outputs == num_classes)  # torchvision's class has no background class then
         for name, module in self.named_modules():
             if name in ("head", "rpn.head") or name.endswith("_predictor"):
                 in_float32(module)
@@ -94,24 +92,22 @@ class Detector(nn.Module):
         return self.backbone.stages
 
     def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
-        shift = int(self.from_zero)
         if not self.training:
-            return [{**found, "labels": found["labels"] + shift} for found in super().forward(images)]
+            return [{**found, "labels": found["labels"] + self.shift} for found in super().forward(images)]
         if targets is None:
             raise ValueError("a detector in train mode was given no targets; pass them or call model.eval()")
         for target in targets:
             check_labels(target["labels"], self.num_classes)
-        return super().forward(images, [{**target, "labels": target["labels"] - shift} for target in targets])
+        return super().forward(images, [{**target, "labels": target["labels"] - self.shift} for target in targets])
 
 
 class FeaturePyramid(nn.Module):
     """(B, C, H, W), normalised, -> maps (B, width, H_i, W_i) by name, "0" the lowest, in float32 under autocast too.
 
     Args:
-        lowest: Stride of the lowest map of the pyramid.
+        lowest, width: Stride of the lowest map of the pyramid, and channels of all maps.
         extra: Levels above stride 32. "c5": two convolutions, the first on the last map of the backbone (RetinaNet);
             "p5": the same on the last map of the pyramid (FCOS); "pool": one by sub-sampling (R-CNN).
-        width: Channels of all maps.
     """
 
     def __init__(self, stages: Stages, lowest: int, extra: str, width: int = WIDTH):
@@ -138,10 +134,8 @@ class StridedAnchors(AnchorGenerator):
     """Anchors on maps of known strides, which torchvision derives from sizes, wrongly where a side was rounded up.
 
     Args:
-        scale: Side of the smallest square anchor, in strides.
-        aspect_ratios: Height / width of the anchors.
-        per_octave: How many sizes there are, evenly spaced up to twice the smallest.
-        offset: Of the first centre from the image's corner, in strides.
+        scale, offset: Side of the smallest square anchor, and of the first centre from the image's corner, in strides.
+        aspect_ratios, per_octave: Height / width of the anchors; and how many sizes, spaced up to twice the smallest.
     """
 
     def __init__(

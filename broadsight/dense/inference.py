@@ -1,22 +1,20 @@
 """One prediction from several views of an image: mirrored, scaled or cut into windows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from .pose import mirrored_order
+from .pose import Pairs, mirrored_order
 
 Prediction = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Views:
+class Views(NamedTuple):
     """The views of an image that a model predicts on."""
 
     flip: bool = False  # the mirror image as well
@@ -31,15 +29,10 @@ class Views:
 
 
 @torch.no_grad()
-def detect(
-    model: nn.Module, images: Sequence[Tensor], views: Views, keypoint_pairs: Sequence[tuple[int, int]] = ()
-) -> list[Prediction]:
-    """Objects found in views of images (C, H, W) with values 0 to 1, the best first.
-
-    Overlapping boxes of a class from several views are one object, with the box, mask and keypoints of the view that
-    has the highest score. A model of fixed `image_size` resizes every view to it, so that scales have no effect.
-    `keypoint_pairs` are those that a mirror swaps, such as left and right eye.
-    """
+def detect(model: nn.Module, images: Sequence[Tensor], views: Views, keypoint_pairs: Pairs = ()) -> list[Prediction]:
+    """Objects found in views of images (C, H, W) with values 0 to 1, the best first. Overlapping boxes of a class from
+    several views are one object, as in the view with the highest score. On a model of fixed `image_size`, scales have
+    no effect. `keypoint_pairs` are those that a mirror swaps, such as left and right eye."""
     _check_evaluating(model, views)
     if views.each() == [(1.0, False)]:
         return model(list(images))
@@ -64,7 +57,7 @@ def segment(model: nn.Module, image: Tensor, views: Views) -> Tensor:
         given = given.flip(-1) if mirrored else given
         scores = slide(model, given, side, max(1, side * 2 // 3)) if views.slide else model(given)
         scores = scores.flip(-1) if mirrored else scores
-        shares = _resize(scores[0].float(), size, antialias=False).softmax(0)
+        shares = resized(scores[0].float(), size, antialias=False).softmax(0)
         total = shares if total is None else total.add_(shares)
     return total / len(views.each())
 
@@ -103,17 +96,17 @@ def resize_factor(size: Sequence[int], short_side: int | None, long_side: int | 
 
 
 def _scaled(image: Tensor, factor: float) -> Tensor:
-    return _resize(image, [max(int(side * factor + 0.5), 1) for side in image.shape[-2:]])
+    return resized(image, [max(int(side * factor + 0.5), 1) for side in image.shape[-2:]])
 
 
-def _resize(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
+def resized(x: Tensor, size: Sequence[int], antialias: bool = True) -> Tensor:
     """(C, H, W) to another size, bilinear; the same tensor if it has that."""
     if tuple(x.shape[-2:]) == tuple(size):
         return x
     return F.interpolate(x[None], tuple(size), mode="bilinear", align_corners=False, antialias=antialias)[0]
 
 
-def _placed(found: Prediction, given: Tensor, image: Tensor, pairs: Sequence[tuple[int, int]] | None) -> Prediction:
+def _placed(found: Prediction, given: Tensor, image: Tensor, pairs: Pairs | None) -> Prediction:
     """What was found in a resized image, mirrored if there are pairs, in pixels of the image; masks stay small."""
     width, found = given.shape[-1], dict(found)
     down, across = (whole / part for whole, part in zip(image.shape[-2:], given.shape[-2:], strict=True))
@@ -139,7 +132,7 @@ def _merge(views: Sequence[Prediction], size: Sequence[int]) -> Prediction:
     merged = {key: values[keep] for key, values in every.items()}
     if "masks" in views[0]:
         every_mask = [mask for view in views for mask in view["masks"]]
-        chosen = [_resize(every_mask[row], size, antialias=False) for row in keep]
+        chosen = [resized(every_mask[row], size, antialias=False) for row in keep]
         merged["masks"] = torch.stack([views[0]["masks"].new_zeros(1, *size), *chosen])[1:]
     return merged
 

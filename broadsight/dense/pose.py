@@ -9,17 +9,14 @@ from torch import Tensor, nn
 
 from ..errors import check_choice
 
+Pairs = Sequence[tuple[int, int]]
+
 
 def decode(heatmaps: Tensor, *, stride: int = 4, refine: Literal["quarter", "taylor", "none"] = "quarter") -> Tensor:
-    """Maxima of heat maps (N, K, h, w) of N crops: (N, K, 3), x and y in pixels of the crop, and the value there.
-
-    Args:
-        stride: Pixels of a crop per cell.
-        refine: "quarter": from the highest cell a quarter of a cell towards the higher one of its neighbours, in x and
-            in y. "taylor": the peak of a Gaussian through the cell and its neighbours, exact for maps from `encode`
-            (the idea of DARK, Zhang et al., CVPR 2020, without its smoothing). "none", and at the border: the cell's
-            centre.
-    """
+    """Maxima of heat maps (N, K, h, w) of N crops, with `stride` pixels a cell: (N, K, 3), x and y in pixels of the
+    crop, and the value there. Refined by "quarter": from the highest cell a quarter of a cell towards the higher one of
+    its neighbours, in x and in y; "taylor": the peak of a Gaussian through the cell and its neighbours, exact for maps
+    from `encode` (the idea of DARK, CVPR 2020, without its smoothing); "none", and at the border: the cell's centre."""
     check_choice("refine", refine, REFINEMENTS)
     heatmaps = heatmaps.float()
     height, width = heatmaps.shape[-2:]
@@ -57,19 +54,16 @@ def _taylor(patch: Tensor, inside: Tensor) -> Tensor:
 REFINEMENTS = {"quarter": _quarter, "taylor": _taylor, "none": lambda patch, inside: patch.new_zeros(inside.shape)}
 
 
-def mirrored_order(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
+def mirrored_order(count: int, pairs: Pairs) -> list[int]:
     """Indices of keypoints with those of each pair swapped."""
     swapped = dict([*pairs, *((right, left) for left, right in pairs)])
     return [swapped.get(i, i) for i in range(count)]
 
 
 @torch.no_grad()
-def flip_test(model: nn.Module, crops: Tensor, pairs: Sequence[tuple[int, int]], *, shift: bool = False) -> Tensor:
-    """Heat maps (B, K, h, w) of crops (B, C, H, W), averaged with those of the mirrored crops.
-
-    Pairs of keypoints are swapped by a mirror, such as left and right eye; `shift` moves the maps of mirrored crops a
-    cell to the right, for weights trained with cell i at i * stride.
-    """
+def flip_test(model: nn.Module, crops: Tensor, pairs: Pairs, *, shift: bool = False) -> Tensor:
+    """Heat maps (B, K, h, w) of crops (B, C, H, W), averaged with those of the mirrored crops, in which pairs change
+    places; `shift` moves these a cell to the right, for weights trained with cell i at i * stride."""
     maps = model(crops)
     mirrored = model(crops.flip(-1)).flip(-1)[:, mirrored_order(maps.shape[1], pairs)]
     if shift:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +11,96 @@ from torch import Tensor, nn
 from ..data.dense.pose_geometry import apply_affine
 from ..visual.metrics import GOALS
 from .average_precision import SIZES, AveragePrecision, to_results
-from .inference import Views as Views
-from .inference import detect, segment
+from .inference import Views, detect, segment
 from .pose import decode, flip_test
-from .segmentation_scores import SegmentationScores
 
+IGNORED = 255  # target pixels that do not count
 KINDS = {"detect": ("box",), "instances": ("box", "mask"), "keypoints": ("box", "keypoint")}
 
 
-class Scorer:
-    """Collects the predictions of a model and compares them by a metric. Figures are in per cent.
+class SegmentationScores:
+    """Counts pixels by true and predicted class, for figures of the whole dataset. torchmetrics has no IoU over only
+    those classes that the targets show."""
 
-    Args:
-        flip_pairs: Keypoints that a mirror swaps.
-        keypoint_offset: What x and y of keypoints in model and targets exceed those in COCO's files by.
-    """
+    def __init__(self, class_names: Sequence[str]):
+        self.num_classes, self.class_names = len(class_names), tuple(class_names)
+        self.reset()
+
+    def reset(self) -> None:
+        self._own = uuid4().hex  # so that a state that is merged twice counts once
+        self._parts = {self._own: torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)}
+
+    @property
+    def counts(self) -> Tensor:
+        """(K, K) pixels: rows are true classes, columns predicted ones."""
+        return torch.stack(list(self._parts.values())).sum(0)
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        """Add targets (H, W) or (B, H, W) and predicted classes, as whole numbers or as scores ((B,) K, H, W)."""
+        if prediction.is_floating_point():
+            if prediction.ndim < 3 or prediction.shape[-3] != self.num_classes:
+                expected = f"{self.num_classes} classes, H, W"
+                raise ValueError(f"scores of shape {tuple(prediction.shape)}; expected {expected}")
+            if not prediction.isfinite().all():
+                raise ValueError("scores are not all finite; the model has diverged")
+            prediction = prediction.argmax(-3)
+        if prediction.shape != target.shape:
+            raise ValueError(f"prediction is {tuple(prediction.shape)} but target {tuple(target.shape)}; resize it")
+        target = target.to(prediction.device)
+        counted = target != IGNORED
+        said, shown = prediction[counted].long(), target[counted].long()
+        for name, values in (("prediction", said), ("target", shown)):
+            low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+            if low < 0 or high >= self.num_classes:
+                expected = f"0 to {self.num_classes - 1}" + f" or {IGNORED} to ignore" * (name == "target")
+                raise ValueError(f"{name} holds {low if low < 0 else high}; expected {expected}")
+        pairs = torch.bincount(shown * self.num_classes + said, minlength=self.num_classes**2)
+        self._parts[self._own] += pairs.reshape(self.num_classes, self.num_classes).cpu()
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: part.clone() for name, part in self._parts.items()}
+
+    def merge(self, others: Iterable[dict[str, Tensor]]) -> None:
+        for other in others:
+            self._parts |= {name: part.clone() for name, part in other.items() if name != self._own}
+
+    def compute(self) -> dict[str, float]:
+        """In per cent; nan without pixels. miou and macc are means over the classes that the targets show, so that they
+        compare between models; with a single class they are nan: a model that always predicts it is correct."""
+        right, shown, said = self._sums()
+        there = shown > 0
+        iou, accuracy = (_percent(right, whole)[there] for whole in (shown + said - right, shown))
+        miou, macc = (part.mean().item() if len(part) > 1 else math.nan for part in (iou, accuracy))
+        return {"miou": miou, "aacc": _percent(right.sum(), shown.sum()).item(), "macc": macc}
+
+    def coverage(self) -> tuple[int, int]:
+        """Number of classes that the targets show, and of all classes."""
+        return int((self.counts.sum(1) > 0).sum()), self.num_classes
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """A row for each class; figures are nan without true pixels, precision also if it is never predicted."""
+        right, shown, said = self._sums()
+        there = shown.where(shown > 0, math.nan)
+        iou, precision = _percent(right, there + said - right), _percent(right + 0 * there, said)
+        columns = {"pixels": shown.long(), "iou": iou, "acc": _percent(right, there), "precision": precision}
+        lists = self.class_names, *(column.tolist() for column in columns.values())
+        return [dict(zip(("name", *columns), row, strict=True)) for row in zip(*lists, strict=True)]
+
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Correct, true and predicted pixels of each class (K,)."""
+        counts = self.counts.double()
+        return counts.diagonal(), counts.sum(1), counts.sum(0)
+
+
+def _percent(part: Tensor, whole: Tensor) -> Tensor:
+    return 100 * part / whole  # 0 / 0 is nan
+
+
+class Scorer:
+    """Collects the predictions of a model and compares them by a metric. Figures are in per cent; `keypoint_offset` is
+    what x and y of keypoints in model and targets exceed those in COCO's files by."""
+
+    add: Any  # predicts on and scores a batch, given a model in eval mode and the batch; the number of images
 
     def __init__(
         self,
@@ -38,10 +114,6 @@ class Scorer:
     ):
         self.goal, self.metric, self.views, self.device = GOALS[task], metric, views or Views(), device
         self.flip_pairs, self.keypoint_offset = flip_pairs, keypoint_offset
-
-    def add(self, model: nn.Module, batch: Any) -> int:
-        """Predict and score a batch with a model in eval mode; returns the number of images."""
-        raise NotImplementedError
 
     def reset(self) -> None:
         self.metric.reset()
@@ -57,13 +129,6 @@ class Scorer:
     def compute(self) -> dict[str, float]:
         """Figures by name; nan for those that are undefined."""
         return self.metric.compute()
-
-    def per_class(self) -> list[dict[str, Any]]:
-        return self.metric.per_class()
-
-    def coverage(self) -> tuple[int, int]:
-        """Number of classes in the images, over which means are taken, and of all classes."""
-        return self.metric.coverage()
 
 
 class ObjectScorer(Scorer):
@@ -133,8 +198,8 @@ class PoseScorer(Scorer):
         for points, meta in zip(found, metas, strict=True):
             # The score of a person: the mean of its keypoints, times that of the box
             person = dict(boxes=meta["box"], labels=torch.tensor(int(meta["label"])), keypoints=points)
-            person["scores"] = points[:, 2].mean() * meta["score"]
-            self._crops[int(meta["image"]), int(meta["place"])] = person
+            place = int(meta["image"]), int(meta["place"])
+            self._crops[place] = person | dict(scores=points[:, 2].mean() * meta["score"])
         return len(metas)
 
     def state(self) -> dict[tuple[int, int], dict[str, Tensor]]:

@@ -23,26 +23,21 @@ IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 class Stages(nn.Module):
     """(B, in_chans, H, W), normalised, -> four maps (B, channels[i], ceil(H / strides[i]), ceil(W / strides[i])).
 
-    An image is padded to a multiple of stride 32, and the maps are cropped. A stride that the model lacks is made from
-    its nearest map: maps of a plain ViT are enlarged by transposed convolutions and reduced by pooling. For a model of
-    one image size, every image is resized to `fixed_size`.
+    Images are padded to multiples of 32, and maps cropped. A stride that the model lacks is made from its nearest map
+    by transposed convolutions or pooling. For a model of one image size, every image is resized to `fixed_size`.
 
     Args:
         model, pyramid: A timm model without its classifier, and how its maps are obtained.
         normed: Put a LayerNorm on every map, for models whose stages end in sums without a norm.
-        mean, std: To normalise images with values from 0 to 1.
     """
 
-    def __init__(
-        self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple[float, ...], std: tuple[float, ...]
-    ):
+    def __init__(self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple, std: tuple):
         super().__init__()
         # `network` is part of the names in every checkpoint of a dense model
         self.network, self.pyramid, self.strides = model, pyramid, STRIDES
         self.in_chans, self.mean, self.std = pyramid.in_chans, mean, std
-        height, width = pyramid.image_size
-        other = -(-height // 32) * 32 + 32, -(-width // 32) * 32 + 64
-        self.fixed_size = None if takes(model, pyramid, other) else pyramid.image_size
+        height, width = (cells(side, 32) * 32 for side in pyramid.image_size)
+        self.fixed_size = None if takes(model, pyramid, (height + 32, width + 64)) else pyramid.image_size
         offered = [round(pyramid.image_size[0] / size[0]) for size in pyramid.sizes]
         self.sources = sources_of(offered)
         self.channels = tuple(pyramid.channels[source] for source in self.sources)
@@ -130,11 +125,9 @@ def open_stages(
 
     Args:
         backbone: A timm name, or a model object, which is changed: of a swapped pooling, the part below it is used.
-        pretrained: Load timm's weights; only with a name.
-        in_chans: Channels of an image; 3 if None and a name is given.
+        pretrained, timm_args, in_chans: For timm.create_model, the first two only with a name; 3 channels by default.
         neck: "fpn" leaves the maps as they are, for a decoder to merge; "map" applies a multi-token neck first.
         neck_args: For MultiTokenNeck; its norm is "group" unless given, since detectors train on small batches.
-        timm_args: For timm.create_model, with a name.
     """
     check_choice("neck", neck, ("fpn", "map"))
     if neck_args and neck != "map":

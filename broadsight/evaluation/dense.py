@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from ..data.dense.loading import DenseDataset
-from ..data.dense.pose_crops import PoseCrops
+from ..data.dense.pose_geometry import PoseCrops
 from ..data.dense.resolve import DensePart, open_dense_part
 from ..data.dense.transforms import DenseTransforms
 from ..data.dense.view import DenseView, labels_of_images, told_quickly, without_labels
@@ -79,7 +79,7 @@ def evaluate_dense(
         shown, place = labels_of_images(part.images), str(part.description.get("place") or part.description.get("val"))
         told = {note.replace("validate on", "evaluate on") for note in part.notes}
         more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
-        part = replace(part, notes=(*part.notes, *more))
+        part = part._replace(notes=(*part.notes, *more))
     for note in part.notes:
         tell(note)
     return _score(run, part, request, progress)
@@ -157,8 +157,8 @@ def _score(
     if not done:
         raise ValueError(f"none of the {len(source)} images to evaluate on can be read; see what is wrong with them")
     evaluation.figures = known_or_none(scorer.compute())
-    evaluation.per_class = [known_or_none(row) for row in scorer.per_class()]
-    evaluation.coverage = scorer.coverage()
+    evaluation.per_class = [known_or_none(row) for row in scorer.metric.per_class()]
+    evaluation.coverage = scorer.metric.coverage()
     with torch.inference_mode():
         evaluation.shown = list(_shown(run, part.images, evaluation.skipped, scorer))
     if run.task != "segment":

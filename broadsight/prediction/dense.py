@@ -12,8 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.decoding import UnreadableImage, within_memory
-from ..data.dense.pose_crops import cut_out
-from ..data.dense.pose_geometry import crop_affine, invert_affine
+from ..data.dense.pose_geometry import crop_affine, cut_out, invert_affine
 from ..data.names import CsvRows, unique_stems
 from ..data.sources.unlabelled import Unlabelled
 from ..dense.average_precision import to_results, write_results

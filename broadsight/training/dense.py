@@ -12,7 +12,7 @@ from torch import nn
 from ..data.contents import contents
 from ..data.decoding import UnreadableImage, within_memory
 from ..data.dense.loading import DenseDataset
-from ..data.dense.pose_crops import PoseCrops
+from ..data.dense.pose_geometry import PoseCrops
 from ..data.dense.resolve import DenseSplits, resolve_dense
 from ..data.dense.transforms import DenseTransforms
 from ..data.inside import outside_allowed

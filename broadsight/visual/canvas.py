@@ -1,8 +1,7 @@
 """What all drawing on images shares: enlarging small images, line widths, blending."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +10,7 @@ from PIL import Image
 from .colours import Colour
 
 
-@dataclass(frozen=True)
-class CaptionedImage:
+class CaptionedImage(NamedTuple):
     """An image of any size and mode to show on a page or in a gallery."""
 
     image: Image.Image

@@ -17,16 +17,14 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u20
 
 def render(template: str, **data: Any) -> str:
     """HTML of a template, "report/page" for `broadsight/report/templates/page.html`; text of the data is escaped."""
-    room, name = template.split("/")
-    return environment().get_template(f"{room}/templates/{name}.html").render(**data)
+    return environment().get_template(template.replace("/", "/templates/") + ".html").render(**data)
 
 
 @cache
 def environment() -> Environment:
     """The environment: it escapes what a template prints, and refuses names that the data lack."""
-    options: dict[str, Any] = dict(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    loader = FileSystemLoader(Path(__file__).parents[1])
-    made = Environment(loader=loader, undefined=StrictUndefined, finalize=printable, **options)
+    options: Any = dict(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    made = Environment(loader=FileSystemLoader(Path(__file__).parents[1]), finalize=printable, **options)
     filters = ("number", "percent", "amount", "plural", "sentence", "coordinate", "milliseconds")
     made.filters |= {name: getattr(words, name) for name in filters}
     made.tests["known"] = words.known

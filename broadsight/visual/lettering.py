@@ -3,8 +3,8 @@
 import unicodedata
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -21,8 +21,7 @@ WIDEST = 18  # letters' heights that a label or a line of a legend may be wide
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A line of a legend: a name, its amount, and the colours that share its swatch."""
 
     name: str
@@ -59,12 +58,10 @@ def draw_labels(
     if `brief`, a box that is narrower than its chip gets only the amount."""
     size = letter_size(canvas)
     room = min(canvas.width - 2 * (size // 3), WIDEST * size)
-    fitted = []
-    for box, name, amount in zip(boxes, names, amounts, strict=True):
-        text, font = fitting(name, size, room, amount)
+    fitted = [fitting(name, size, room, amount) for name, amount in zip(names, amounts, strict=True)]
+    for i, (box, (text, font)) in enumerate(zip(boxes, fitted, strict=True)):
         if not text or (brief and box[2] - box[0] < chip_size(text, font, size)[0]):
-            text, font = fitting(amount, size, room)
-        fitted.append((text, font))
+            fitted[i] = fitting(amounts[i], size, room)
     sizes = [chip_size(text, font, size) for text, font in fitted]
     places = place_chips([(x1, y1, x2 + 1, y2 + 1) for x1, y1, x2, y2 in boxes], sizes, canvas.size).tolist()
     for i in reversed(range(len(boxes))):
@@ -73,15 +70,12 @@ def draw_labels(
             draw_chip(canvas, places[i], text, font, size, colours[i])
 
 
-def place_chips(
-    boxes: Sequence[Sequence[float]], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]
-) -> np.ndarray:
+def place_chips(boxes: Sequence[tuple], sizes: Sequence[tuple[int, int]], bounds: tuple[int, int]) -> np.ndarray:
     """Left and top, (N, 2), of the chips of boxes, the most important first: above a box if there is room, else along
     its edges or in rows near it, where it covers least of those before it, and always inside the image."""
     placed = np.zeros((len(boxes), 4))
     for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes, strict=True)):
-        tops = [y1 - height, y1, y2 - height, y2]
-        places = [(left, top) for left in (x1, x2 - width) for top in tops]
+        places = [(left, top) for left in (x1, x2 - width) for top in (y1 - height, y1, y2 - height, y2)]
         places += [(x1, y1 + row * height) for step in range(1, 5) for row in (step, -1 - step)]
         asked, size = np.array(places), np.array((width, height))
         corners = asked.clip(0, np.maximum(bounds - size, 0))
@@ -118,12 +112,9 @@ def with_legend(image: Image.Image, entries: Sequence[Entry], nothing: str) -> I
     most = min(most, (WIDEST + 4) * size)
     widths = [swatch + size // 2 + _length(f"{line.name}  {line.amount}", size) for line in lines]
     column = min(most, max(widths))
-    if beside:
-        rows = max(1, (image.height - 2 * margin) // row)
-        columns = -(-len(lines) // rows)
-    else:
-        columns = min(len(lines), max(1, (image.width - margin) // (column + margin)))
-        rows = -(-len(lines) // columns)
+    rows, columns = max(1, (image.height - 2 * margin) // row), max(1, (image.width - margin) // (column + margin))
+    columns = -(-len(lines) // rows) if beside else min(len(lines), columns)
+    rows = rows if beside else -(-len(lines) // columns)
     across, down = columns * (column + margin) + margin, min(rows, len(lines)) * row + margin
     whole = (image.width + across, max(image.height, down)) if beside else (image.width, image.height + down)
     canvas = Image.new("RGB", whole, PAPER)
@@ -154,12 +145,11 @@ def side_by_side(images: Mapping[str, Image.Image]) -> Image.Image:
 def _draw_entry(canvas: Image.Image, place: tuple[int, int], entry: Entry, size: int, width: int) -> None:
     (x, y), side, count = place, round(1.1 * size), len(entry.colours)
     pen, top = ImageDraw.Draw(canvas), y + round(0.3 * size)
-    swatch = x, top, x + side - 1, top + side - 1
+    for i, part in enumerate(entry.colours):
+        left, right = x + side * i // count, x + side * (i + 1) // count - 1
+        pen.rectangle((left, top, max(left, right), top + side - 1), fill=part)
     if entry.colours:
-        for i, part in enumerate(entry.colours):
-            left, right = x + side * i // count, x + side * (i + 1) // count - 1
-            pen.rectangle((left, top, max(left, right), swatch[3]), fill=part)
-        pen.rectangle(swatch, outline=EDGE)
+        pen.rectangle((x, top, x + side - 1, top + side - 1), outline=EDGE)
     start, base = x + side + size // 2 if entry.colours else x, y + round(1.2 * size)
     amount, amount_font = _font(entry.amount, size)
     room = x + width - start - (_length(f"  {amount}", size) if amount else 0)

@@ -1,17 +1,15 @@
 """What metrics are called and mean, from the one table of them, metrics.yaml, and the headlines of each task."""
 
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from .words import NOTHING, SPACE, amount, known, number, percent
 
 
-@dataclass(frozen=True)
-class Meaning:
+class Meaning(NamedTuple):
     """A figure; `better` is 1 if higher values are better, -1 if lower ones are, else 0."""
 
     label: str
@@ -49,8 +47,7 @@ def figure(key: str, value: Any) -> str:
 
 MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
 
-# The figures in a task's headline; the first is the goal, by which the best epoch is chosen. Instances and keypoints
-# come before detection, since their runs have box AP as well.
+# A task's headline, first the goal that chooses the best epoch; detection is last of those whose runs have box AP.
 HEADLINES = {
     "classify": ("top1", "top5"),
     "instances": ("mask_ap", "mask_ap50", "box_ap"),

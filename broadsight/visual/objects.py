@@ -1,7 +1,4 @@
-"""Predictions of dense models drawn on images: boxes, masks, skeletons and maps of classes, each with a legend.
-
-Not by torchvision, which paints overlapping masks black and all limbs white, and lets labels leave the image.
-"""
+"""Predictions of dense models drawn on images: boxes, masks, skeletons and maps of classes, each with a legend."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,17 +30,15 @@ def draw_objects(
     keypoint_threshold: float = 0.3,
     legend: bool = True,
 ) -> Image.Image:
-    """Objects on their image, in RGB; a small image is enlarged by a whole factor.
+    """Objects on their image, in RGB; a small image is enlarged by a whole factor. A legend counts them by class.
 
     Args:
         prediction: As of detectors: boxes (M, 4) x1 y1 x2 y2, labels (M,) from 1, scores (M,) 0 to 1 and optionally
             masks (M, 1, H, W) or (M, H, W), keypoints (M, K, 3) and keypoints_scores (M, K); a target has no scores.
         threshold, keypoint_threshold: The lowest score that is drawn, and of keypoints_scores, in the model's own unit.
         skeleton: Pairs of keypoints, from 0, that are joined by a limb.
-        legend: Whether to list the classes and their numbers of objects.
     """
-    objects = _kept(prediction, threshold, image.size)
-    canvas, factor = enlarged(image)
+    objects, (canvas, factor) = _kept(prediction, threshold, image.size), enlarged(image)
     width = line_width(canvas)
     labels, scores, points = objects["labels"], objects.get("scores"), objects.get("keypoints")
     by_instance = points is not None and len(class_names) == 1  # with one class, colours distinguish the objects
@@ -71,8 +66,8 @@ def draw_objects(
     for label, count in sorted(Counter(labels.tolist()).items(), key=lambda pair: (-pair[1], pair[0])):
         swatch = tuple(colours[:4]) if by_instance else (colour(label - 1),)
         entries.append(Entry(class_name(class_names, label - 1), f"{count:,}", swatch))
-    nothing = "nothing found" if scores is None else f"nothing found with a score of {threshold:g} or more"
-    return with_legend(canvas, entries, nothing)
+    above = "" if scores is None else f" with a score of {threshold:g} or more"
+    return with_legend(canvas, entries, f"nothing found{above}")
 
 
 def _kept(objects: Mapping[str, Any], threshold: float, size: tuple[int, int]) -> dict[str, Any]:
@@ -134,8 +129,7 @@ def _draw_skeleton(
     radius = float(np.clip(np.ptp(points[seen], axis=0).max() / 60, width, 2 * width))
     box = *np.floor(points[seen].min(0)), *np.ceil(points[seen].max(0))
     left, top, right, bottom = _padded(box, int(2 * radius) + 2, canvas)
-    size = right - left, bottom - top
-    if min(size) < 1:
+    if min(size := (right - left, bottom - top)) < 1:
         return
     layers = [Image.new("L", (FINER * size[0], FINER * size[1])) for _ in range(3)]
     limbs, rims, dots = map(ImageDraw.Draw, layers)
@@ -165,13 +159,11 @@ def draw_semantic(
     labels: bool = True,
     legend: bool = True,
 ) -> Image.Image:
-    """A map of classes (H, W) over its image, in RGB, which is left as it is where they are 255, for no class; a small
-    image is enlarged by a whole factor. Labels are names on regions that have room for them; the legend lists the
-    classes that occur, the largest first, with their share of all pixels."""
+    """A map of classes (H, W), 255 for none, over its image, in RGB; a small image is enlarged by a whole factor.
+    Labels name regions with room for them; the legend lists the classes that occur, the largest first, with shares."""
     indices = _indices(classes)
-    if indices.shape != (image.height, image.width):
-        what = f"classes are {by(indices.shape[::-1])}, the image is {by(image.size)}"
-        raise ValueError(f"{what}; expected a class for each pixel")
+    if (size := indices.shape[::-1]) != image.size:
+        raise ValueError(f"classes are {by(size)}, the image is {by(image.size)}; expected a class for each pixel")
     valid = indices[indices != IGNORED]
     if (valid < 0).any():
         raise ValueError(f"classes hold {valid.min()}; expected whole numbers from 0, or {IGNORED} for no class")
@@ -198,20 +190,18 @@ def draw_semantic(
         _name_regions(canvas, shown, here[:MOST], class_names)
     if not legend:
         return canvas
-    entries = []
-    for index in here:
-        share = 100 * present[index] / indices.size
-        amount = f"{share:.1f} %" if share >= 0.05 else "< 0.1 %"
-        entries.append(Entry(class_name(class_names, index), amount, (colour(index),)))
+    shares = {index: 100 * present[index] / indices.size for index in here}
+    amounts = {index: f"{share:.1f} %" if share >= 0.05 else "< 0.1 %" for index, share in shares.items()}
+    entries = [Entry(class_name(class_names, index), amounts[index], (colour(index),)) for index in here]
     return with_legend(canvas, entries, "nothing found")
 
 
 def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
     """Classes (H, W) as an image of mode P, whose values are the classes; 255, which means no class, is white."""
     indices = _indices(classes)
-    if indices.size and not 0 <= indices.min() <= indices.max() <= 255:
-        what = f"classes go from {indices.min()} to {indices.max()}"
-        raise ValueError(f"{what}; a palette has 0 to 255, save more as 16-bit grey PNG")
+    low, high = (indices.min(), indices.max()) if indices.size else (0, 0)
+    if low < 0 or high > 255:
+        raise ValueError(f"classes go from {low} to {high}; a palette has 0 to 255, save more as 16-bit grey PNG")
     image = Image.frombytes("P", indices.shape[::-1], indices.astype(np.uint8).tobytes())
     image.putpalette([part for i in range(256) for part in (WHITE if i == IGNORED else colour(i))])
     return image
@@ -220,7 +210,7 @@ def palette_png(classes: ArrayLike | torch.Tensor) -> Image.Image:
 def _indices(classes: ArrayLike | torch.Tensor) -> np.ndarray:
     indices = array(classes)
     if indices.ndim != 2 or indices.dtype.kind not in "iub":
-        what = f"classes have shape {indices.shape} and type {indices.dtype}"
+        what = f"classes are {indices.dtype} {indices.shape}"
         raise ValueError(f"{what}; expected (H, W) of whole numbers, logits.argmax(1)[0] for instance")
     return indices.astype(np.int64)
 
@@ -230,17 +220,17 @@ def _name_regions(canvas: Image.Image, shown: np.ndarray, here: Sequence[int], c
     size = letter_size(canvas)
     step = -(-max(shown.shape) // 96)  # the middle is found on a coarse map
     coarse = shown[step // 2 :: step, step // 2 :: step]
-    boxes, names, colours = [], [], []
+    chips = []
     for index in here:
         x, y, radius = (step * value for value in _middle(coarse == index))
         name = class_name(class_names, index)
         width, height = chip_size(*fitting(name, size, WIDEST * size), size)
         if 2 * radius > height:
             left, bottom = round(x - width / 2), round(y + height / 2)
-            boxes.append((left, bottom, left + width - 1, bottom))
-            names.append(name)
-            colours.append(colour(index))
-    draw_labels(canvas, boxes, names, [""] * len(names), colours)
+            chips.append(((left, bottom, left + width - 1, bottom), name, "", colour(index)))
+    if chips:
+        boxes, names, amounts, colours = zip(*chips, strict=True)
+        draw_labels(canvas, boxes, names, amounts, colours)
 
 
 def _middle(region: np.ndarray) -> tuple[float, float, int]:

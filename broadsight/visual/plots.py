@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..files import whole_file
 from .terminal import printable_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PLOT_FORMATS = ("png", "svg", "pdf")
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's safe colours
@@ -35,9 +32,7 @@ def need_matplotlib() -> None:
         raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
 
 
-def new_figure(
-    path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any
-) -> "tuple[Figure, Any]":
+def new_figure(path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> Any:
     """Make a figure of so many inches to be saved under a name, and an array of its panels, row by row."""
     plot_format(path)
     from matplotlib.figure import Figure
@@ -49,7 +44,7 @@ def new_figure(
     return figure, panels
 
 
-def save(figure: "Figure", path: str | Path) -> None:
+def save(figure: Any, path: str | Path) -> None:
     suffix = plot_format(path)
     from matplotlib.axis import Axis
     from matplotlib.text import Text

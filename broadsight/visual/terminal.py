@@ -4,14 +4,10 @@ import json
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import printable
 from ..files import write_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 Progress = Callable[[int, int | None, str], None]
 
@@ -20,7 +16,7 @@ def number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
     return "-" if value is None else f"{value / unit:.{digits}f}"
 
 
-def _console() -> "Console":
+def _console() -> Any:
     from rich.console import Console
     from rich.text import Text
 
@@ -41,8 +37,8 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def show(table: "Table", whole: bool = False) -> None:
-    """Print a table; if `whole`, then rather wider than the terminal than with figures cut off."""
+def show(table: Any, whole: bool = False) -> None:
+    """Print a table of rich's; if `whole`, then rather wider than the terminal than with figures cut off."""
     from rich.measure import Measurement
 
     console = _console()
@@ -71,8 +67,7 @@ def progress_bar() -> Generator[Progress, None, None]:
     console = Console(stderr=True)
     columns = parts.BarColumn(), parts.MofNCompleteColumn(), parts.TimeElapsedColumn(), parts.TimeRemainingColumn()
     doing_what = parts.TextColumn("{task.description}", markup=False)
-    # auto_refresh would draw from another thread, and its CPU time would be charged to what is being measured; what is
-    # printed to stdout goes on to whoever reads it
+    # auto_refresh would draw from a thread, whose time would be charged to what is measured; stdout goes to its reader
     options: Any = dict(transient=True, auto_refresh=False, redirect_stdout=False, disable=not console.is_terminal)
     with parts.Progress(*columns, doing_what, console=console, **options) as bar:
         task = bar.add_task("")

@@ -56,21 +56,18 @@ def test_figures__are_those_of_pycocotools(scenes, kind, sigmas):
     assert (1 if sigmas else 5) < ours[f"{kind}_ap"] < 95  # neither nothing nor everything is found
 
 
-def test_keypoints__of_different_numbers_are_refused():
-    metric = AveragePrecision(["keypoint"], {1: 1}, ["thing"])
-    for image_id, count in enumerate((3, 4)):
-        found, there = one(keypoints=torch.ones(1, count, 3))
-        metric.update(image_id, (100, 100), found | {"keypoints": there["keypoints"]}, there)
-    refused(r"objects have \[3, 4\] keypoints; expected the same number everywhere", metric.compute)
-
-
-def test_classes__compared_apart_give_the_same(scenes, monkeypatch):
+def test_classes__compared_apart_give_the_same_and_keypoints_must_agree(scenes, monkeypatch):
     expected = collect(scenes).compute()
     monkeypatch.setattr(average_precision, "AT_ONCE", 60)
     assert collect(scenes).compute() == pytest.approx(expected, abs=1e-9, rel=0, nan_ok=True)
     numbers = np.array([0, 5, 5, 1, 20, 0, 3])
     assert group([1, 2, 3, 4, 5, 6], numbers, 10) == [[1, 2], [3], [4], [5, 6]]
     assert group([1, 2], numbers, 100) == [[1, 2]]
+    metric = AveragePrecision(["keypoint"], {1: 1}, ["thing"])
+    for image_id, count in enumerate((3, 4)):
+        found, there = one(keypoints=torch.ones(1, count, 3))
+        metric.update(image_id, (100, 100), found | {"keypoints": there["keypoints"]}, there)
+    refused(r"objects have \[3, 4\] keypoints; expected the same number everywhere", metric.compute)
 
 
 def test_per_class__is_pycocotools_table_of_a_class(scenes):
@@ -87,7 +84,7 @@ def test_per_class__is_pycocotools_table_of_a_class(scenes):
     assert all(math.isnan(rows[3][f"{kind}_{name}"]) for kind in EVALUATED for name in ("ap", "ap50", "ap75"))
 
 
-def test_merge__no_order_of_processes_matters(scenes):
+def test_merge__no_order_matters_and_all_keep_the_same_of_an_image_seen_differently(scenes):
     whole = collect(scenes)
     expected = whole.compute()
     parts = [pickle.loads(pickle.dumps(collect(part).state())) for part in (scenes[::2], scenes[1::2], scenes[:5])]
@@ -96,9 +93,6 @@ def test_merge__no_order_of_processes_matters(scenes):
         metric.merge(parts[i] for i in order)
         assert metric.compute() == pytest.approx(expected, abs=1e-12, nan_ok=True)
     assert len(metric.state()) == len(scenes)
-
-
-def test_merge__same_image_seen_differently__all_keep_the_same(scenes):
     image_id, (size, found, there) = scenes[1]
     other = (image_id, (size, found | {"scores": found["scores"].flip(0)}, there))
     first, second = collect([scenes[1]]), collect([other])
@@ -115,7 +109,7 @@ def one(box=(10.0, 10.0, 50.0, 50.0), label=1, score=0.9, **more) -> tuple[dict,
     return dict(boxes=torch.tensor([box]), labels=torch.tensor([label]), scores=torch.tensor([score])), there
 
 
-def test_compute__by_hand():
+def test_compute__by_hand_and_coverage_of_classes_that_have_objects_that_count():
     metric = AveragePrecision(["box"], {1: 1}, ["thing"])
     found, there = one()
     metric.update("a", (100, 100), found, there)
@@ -129,9 +123,6 @@ def test_compute__by_hand():
     assert metric.compute()["box_ap"] == pytest.approx(100)
     metric.reset()
     assert math.isnan(metric.compute()["box_ap"])
-
-
-def test_coverage__classes_that_have_objects_that_count():
     metric = AveragePrecision(["box"], {1: 1, 2: 2, 3: 3}, ["a", "b", "c"])
     assert metric.coverage() == (0, 3)
     found, there = one()
@@ -165,7 +156,7 @@ def test_area__without_one_it_is_the_mask_s_or_the_box_s(kinds, size, other):
     assert figures[f"box_ar_{size}"] == 100 and math.isnan(figures[f"box_ar_{other}"])
 
 
-def test_image_ids__order_of_numbers_and_of_names_decides_ties():
+def test_images__ids_decide_ties_the_best_are_kept_and_masks_are_runs():
     found, there = one()
     wrong = dict(found, boxes=found["boxes"] + 45)
     for early, late in ((9, 10), ("a", "b"), (torch.tensor(2), torch.tensor(11)), (10, "1")):
@@ -173,15 +164,9 @@ def test_image_ids__order_of_numbers_and_of_names_decides_ties():
         metric.update(late, (100, 100), wrong, {key: value[:0] for key, value in there.items()})
         metric.update(early, (100, 100), found, there)
         assert metric.compute()["box_ap"] == pytest.approx(100)  # the right one goes first, though it came last
-
-
-def test_first_of_each__by_hand():
     labels, scores = np.array([1, 2, 1, 1, 2, 1]), np.array([0.1, 0.5, 0.7, 0.7, 0.6, 0.7])
     kept = {most: first_of_each(labels, scores, most).tolist() for most in (1, 2, 6)}
     assert kept == {1: [2, 4], 2: [1, 2, 3, 4], 6: [0, 1, 2, 3, 4, 5]}
-
-
-def test_state__holds_runs_not_masks():
     masks, boxes = torch.zeros(50, 1, 400, 400), torch.tensor([[100.0, 100, 300, 300]]).repeat(50, 1)
     masks[:, :, 100:300, 100:300] = 1
     found = dict(boxes=boxes, labels=torch.ones(50, dtype=torch.int64), scores=torch.rand(50), masks=masks)
@@ -301,9 +286,6 @@ def test_to_results__by_hand(prediction):
     assert (second["category_id"], second["score"], second["bbox"]) == (3, 0.123457, [0, 0, 1, 3.988])
     assert second["segmentation"] == dict(size=[4, 5], counts="04`0")  # 0 out, 4 in, 16 out
     json.dumps([first, second])  # nothing of torch or numpy is left
-
-
-def test_to_results__nothing_found_or_a_label_without_a_category(prediction):
     assert to_results(1, {key: value[:0] for key, value in prediction.items()}, IDS) == []
     refused("label 2 has no category; expected labels 1 to 1", to_results, 1, prediction, {1: 3})
 

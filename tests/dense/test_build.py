@@ -13,18 +13,15 @@ from tests.refusals import refused
 TASKS = ("detect", "instances", "keypoints", "segment")
 
 
-def test_models_for__the_usual_one_first_and_each_once():
-    assert {task: models_for(task)[0] for task in TASKS} == USUAL
-    assert sorted(name for task in TASKS for name in models_for(task)) == sorted(HEADS)
-
-
-def test_build__passes_everything_on():
+def test_build__passes_everything_on_and_models_for_a_task_have_the_usual_one_first():
     of_stages = dict(neck="map", neck_args=dict(dim=16, tokens=4, heads=2), backbone_args=dict(drop_path_rate=0.25))
     with torch.device("meta"):
         model = build("retinanet", "test_resnet", 5, in_chans=1, width=32, detections_per_img=7, **of_stages)
     assert model.stages.neck.learned.shape == (1, 4, 16)
     assert (model.stages.in_chans, model.detections_per_img, model.backbone.out_channels) == (1, 7, 32)
     assert any(getattr(module, "drop_prob", 0) for module in model.stages.modules())
+    assert {task: models_for(task)[0] for task in TASKS} == USUAL
+    assert sorted(name for task in TASKS for name in models_for(task)) == sorted(HEADS)
 
 
 # Millions of parameters, and billions of multiply-accumulates at 2048x512 or 256x192: each head once, exactly. Those of
@@ -81,13 +78,10 @@ def test_build__refuses(arguments, options, message):
 SMALL = dict(head="retinanet", backbone="test_resnet", head_args=dict(width=32, image_size=[64, 96]))
 
 
-def test_dense_model__is_what_timm_makes():
+def test_dense_model__is_what_timm_makes_with_context_and_for_grey_images():
     model = timm.create_model("dense_model", num_classes=4, **SMALL)
     assert (model.task, model.num_classes, model.backbone.out_channels) == ("detect", 4, 32)
     assert "dense_model" in timm.list_models() and model.eval()([torch.rand(3, 50, 70)])[0]["boxes"].shape[1] == 4
-
-
-def test_dense_model__broadcasts_context_and_takes_grey_images():
     options = dict(backbone_args=dict(in_chans=1), head_args=dict(pyramid_channels=32, channels=16))
     model = make_dense_model("semantic_fpn", "test_vit", 2, broadcast="scaled", **options)
     new = model.state_dict().keys() - make_dense_model("semantic_fpn", "test_vit", 2, **options).state_dict().keys()

@@ -48,29 +48,22 @@ def test_slide__counts_by_hand(batch):
     assert torch.allclose(scores, torch.tensor([[columns] * 3, [[0.0] * 7] * 3]))
 
 
-def test_slide__windows_of_one_size_go_together():
+def test_models__see_windows_of_one_size_together_and_resized_views():
     model = Columns()
     assert slide(model, torch.zeros(1, 3, 10, 12), 6, 4, window_batch=4).shape == (1, 2, 10, 12)
     slide(model, torch.zeros(1, 3, 5, 12), 6, 4)
     assert model.given == [(4, 3, 6, 6), (2, 3, 6, 6), (3, 3, 5, 6)]  # 2 x 3 windows; no higher than the image
+    model = Columns()
+    found = segment(model, torch.rand(3, 30, 50), Views(True, (0.5, 1.0), 60, 80))
+    segment(model, torch.rand(3, 30, 45), Views(slide=True))
+    assert model.given == [(1, 3, 24, 40)] * 2 + [(1, 3, 48, 80)] * 2 + [(2, 3, 30, 30)]
+    assert found.shape == (2, 30, 50) and torch.allclose(found.sum(0), torch.ones(30, 50))
 
 
-@pytest.mark.parametrize(
-    ("sides", "starts"),
-    [
-        ((12, 6, 4), [0, 4, 6]),
-        ((14, 6, 4), [0, 4, 8]),
-        ((6, 6, 4), [0]),
-        ((3, 6, 4), [0]),
-        ((7, 6, 4), [0, 1]),
-        ((853, 512, 341), [0, 341]),
-    ],
-)
-def test_window_starts__by_hand(sides, starts):
-    assert window_starts(*sides) == starts
-
-
-def test_resize_factor__by_hand():
+def test_window_starts_and_resize_factor__by_hand():
+    expected = {(12, 6, 4): [0, 4, 6], (14, 6, 4): [0, 4, 8], (6, 6, 4): [0], (3, 6, 4): [0], (7, 6, 4): [0, 1]}
+    expected |= {(853, 512, 341): [0, 341]}
+    assert {sides: window_starts(*sides) for sides in expected} == expected
     assert resize_factor((480, 640), None, None) == 1
     assert resize_factor((480, 640), 240, None) == 0.5
     assert resize_factor((100, 1000), 512, 2048) == 2.048
@@ -80,18 +73,14 @@ def test_resize_factor__by_hand():
     refused("short_side=0; expected pixels", resize_factor, (480, 640), 0, None)
 
 
-def test_segment__sizes_that_the_model_sees():
-    model = Columns()
-    found = segment(model, torch.rand(3, 30, 50), Views(True, (0.5, 1.0), 60, 80))
-    segment(model, torch.rand(3, 30, 45), Views(slide=True))
-    assert model.given == [(1, 3, 24, 40)] * 2 + [(1, 3, 48, 80)] * 2 + [(2, 3, 30, 30)]
-    assert found.shape == (2, 30, 50) and torch.allclose(found.sum(0), torch.ones(30, 50))
-
-
-def test_segment__views_are_averaged_as_probabilities():
+def test_segment__averages_probabilities_of_views_and_refuses_training_mode():
     found = segment(Columns(), torch.rand(3, 1, 4), Views(flip=True))
     plain = torch.tensor([0.0, 1, 2, 3]).sigmoid()  # of two classes, the second with score 0
     assert torch.allclose(found[0, 0], (plain + plain.flip(0)) / 2)
+    for scales in ((), (1, 0)):
+        refused("expected one or more factors above 0", segment, pointwise(), torch.rand(3, 8, 8), Views(scales=scales))
+    refused(r"call model.eval\(\) first", segment, pointwise().train(), torch.rand(3, 8, 8), Views())
+    refused(r"call model.eval\(\) first", detect, Spots().train(), [], Views())
 
 
 @pytest.mark.parametrize("views", [Views(short_side=8), Views(scales=(0.5,))])
@@ -100,13 +89,6 @@ def test_segment__resized_answers_come_back_by_bilinear_resizing(views):
     small = F.interpolate(image[None], (8, 12), mode="bilinear", antialias=True)
     expected = F.interpolate(model(small), (16, 24), mode="bilinear").softmax(1)[0]
     assert torch.allclose(segment(model, image, views), expected, atol=1e-6)
-
-
-def test_views__that_cannot_be_meant_and_training_mode_are_refused():
-    for scales in ((), (1, 0)):
-        refused("expected one or more factors above 0", segment, pointwise(), torch.rand(3, 8, 8), Views(scales=scales))
-    refused(r"call model.eval\(\) first", segment, pointwise().train(), torch.rand(3, 8, 8), Views())
-    refused(r"call model.eval\(\) first", detect, Spots().train(), [], Views())
 
 
 class Spots(nn.Module):
@@ -177,7 +159,18 @@ def merged(*answers, flip: bool = True) -> dict[str, Tensor]:
     return detect(Told(*answers), [torch.zeros(3, 50, 100)], Views(flip), [(0, 1)])[0]
 
 
-def test_detect__mirror_by_hand():
+def test_detect__merged_by_class_with_the_best_score_but_one_view_is_the_models_own():
+    """Both see the first object (shifted by a pixel), the plain view alone the second; a third of another class."""
+    plain = answer((10.0, 10, 30, 30, 1, 0.6), (60.0, 10, 90, 30, 1, 0.7))
+    mirrored = answer((71.0, 10, 91, 30, 1, 0.8), (70.0, 10, 90, 30, 2, 0.3))  # at 9 to 29, and 10 to 30
+    found = merged(plain, mirrored)
+    assert found["boxes"].tolist() == [[9, 10, 29, 30], [60, 10, 90, 30], [10, 10, 30, 30]]
+    assert found["labels"].tolist() == [1, 1, 2]
+    assert found["scores"].tolist() == pytest.approx([0.8, 0.7, 0.3])
+    many = answer(*((x, 0.0, x + 1, 5, 1, 0.5) for x in range(98)))
+    assert len(merged(many, many | {"labels": many["labels"] + 1})["scores"]) == 100  # the most of an image
+    two_on_each_other = answer((10.0, 10, 30, 30, 1, 0.6), (10.0, 10, 30, 30, 1, 0.7))
+    assert merged(two_on_each_other, flip=False) is two_on_each_other
     mirrored = answer(
         (10.0, 20, 30, 40, 1, 0.9),
         keypoints=torch.tensor([[[0.5, 5, 1], [99.5, 6, 1], [51, 7, 1]]]),
@@ -189,20 +182,3 @@ def test_detect__mirror_by_hand():
     assert found["keypoints"].tolist() == [[[0.5, 6, 1], [99.5, 5, 1], [49, 7, 1]]]  # left and right are swapped
     assert found["keypoints_scores"].tolist() == [[2, 1, 3]]
     assert found["masks"][0, 0, 0, :3].tolist() == [99, 98, 97]
-
-
-def test_detect__merged_by_class_with_the_best_score():
-    """Both see the first object (shifted by a pixel), the plain view alone the second; a third of another class."""
-    plain = answer((10.0, 10, 30, 30, 1, 0.6), (60.0, 10, 90, 30, 1, 0.7))
-    mirrored = answer((71.0, 10, 91, 30, 1, 0.8), (70.0, 10, 90, 30, 2, 0.3))  # at 9 to 29, and 10 to 30
-    found = merged(plain, mirrored)
-    assert found["boxes"].tolist() == [[9, 10, 29, 30], [60, 10, 90, 30], [10, 10, 30, 30]]
-    assert found["labels"].tolist() == [1, 1, 2]
-    assert found["scores"].tolist() == pytest.approx([0.8, 0.7, 0.3])
-    many = answer(*((x, 0.0, x + 1, 5, 1, 0.5) for x in range(98)))
-    assert len(merged(many, many | {"labels": many["labels"] + 1})["scores"]) == 100  # the most of an image
-
-
-def test_detect__one_view_is_the_model_s_own_answer():
-    two_on_each_other = answer((10.0, 10, 30, 30, 1, 0.6), (10.0, 10, 30, 30, 1, 0.7))
-    assert merged(two_on_each_other, flip=False) is two_on_each_other

@@ -40,9 +40,6 @@ def test_decode__by_hand():
     assert decode(maps, refine="taylor").isfinite().all()
     assert decode(torch.zeros(0, 17, 64, 48)).shape == (0, 17, 3)
     refused("unknown refine 'dark'; .*expected one of quarter, taylor, none", decode, maps, refine="dark")
-
-
-def test_decode__taylor_follows_a_slanted_gaussian():
     columns, rows = torch.meshgrid(torch.arange(12.0), torch.arange(10.0), indexing="xy")
     dx, dy = columns - 5.3, rows - 4.2
     slanted = torch.exp(-(dx**2 + dx * dy + 0.8 * dy**2) / 4)[None, None]
@@ -58,16 +55,7 @@ def test_decode__plateau_is_left_at_its_first_cell(refine):
     assert decode(flat, stride=2, refine=refine).isfinite().all()
 
 
-def test_flip_test__of_a_symmetric_model_changes_nothing():
-    def symmetric(crops):  # sees no left and right of its own: keypoint 0 is dark, 1 and 2 the left and right of it
-        first, ramp = crops[:, :1], torch.linspace(1, 0, crops.shape[-1])
-        return torch.cat([first, first * ramp, first * ramp.flip(0)], 1)
-
-    crops = torch.rand(2, 3, 4, 6)
-    torch.testing.assert_close(flip_test(symmetric, crops, [(1, 2)]), symmetric(crops))
-
-
-def test_flip_test__by_hand():
+def test_flip_test__by_hand_and_of_a_symmetric_model():
     def model(crops):  # keypoint 0 is what it sees, keypoint 1 ten times that
         return torch.cat([crops, 10 * crops], 1)
 
@@ -76,3 +64,10 @@ def test_flip_test__by_hand():
     assert swapped[0, :, 0].tolist() == [[5.5, 11, 16.5], [5.5, 11, 16.5]]
     assert flip_test(model, crop, [])[0, :, 0].tolist() == [[1, 2, 3], [10, 20, 30]]
     assert flip_test(model, crop, [], shift=True)[0, 0, 0].tolist() == [1, 1.5, 2.5]
+
+    def symmetric(crops):  # sees no left and right of its own: keypoint 0 is dark, 1 and 2 the left and right of it
+        first, ramp = crops[:, :1], torch.linspace(1, 0, crops.shape[-1])
+        return torch.cat([first, first * ramp, first * ramp.flip(0)], 1)
+
+    crops = torch.rand(2, 3, 4, 6)
+    torch.testing.assert_close(flip_test(symmetric, crops, [(1, 2)]), symmetric(crops))

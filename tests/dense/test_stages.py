@@ -29,7 +29,7 @@ def test_stages__four_maps_of_any_image_and_gradients_everywhere(name):
     assert [n for n, p in stages.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-def test_stages__are_the_features_that_timm_gives_and_padding_does_not_show():
+def test_stages__are_timms_features_with_norms_where_maps_are_bare_sums_and_images_in_a_fixed_size():
     torch.manual_seed(0)
     stages = open_stages("emsnet_xxtiny").eval()
     plain = timm.create_model("emsnet_xxtiny", features_only=True).eval()
@@ -39,18 +39,12 @@ def test_stages__are_the_features_that_timm_gives_and_padding_does_not_show():
     for ours, large, theirs in zip(stages(images), stages(padded), plain(padded), strict=True):
         torch.testing.assert_close(large, theirs)
         torch.testing.assert_close(ours, large[..., : ours.shape[-2], : ours.shape[-1]])
-
-
-def test_stages__norms_where_maps_are_bare_sums():
-    """PartialFormer's specification: a LayerNorm for each stage's output, in all 3,765,968 parameters for B0."""
+    # PartialFormer's specification: a LayerNorm for each stage's output, in all 3,765,968 parameters for B0.
     stages = open_stages("partialformer_b0").eval()
     assert sum(p.numel() for p in stages.parameters()) == 3_765_968
     for x in stages(torch.randn(1, 3, 64, 64)):
         torch.testing.assert_close(x.mean(1), torch.zeros_like(x.mean(1)), atol=1e-4, rtol=0)
     assert isinstance(open_stages("emsnet_xxtiny").norms[0], nn.Identity)
-
-
-def test_stages__fixed_size_model_sees_every_image_in_its_size():
     stages = open_stages("levit_128s").eval()
     assert stages.fixed_size == (224, 224)
     images = torch.rand(1, 3, 64, 96)
@@ -61,21 +55,16 @@ def test_stages__fixed_size_model_sees_every_image_in_its_size():
     assert open_stages("emsnet_xxtiny").fixed_size is None
 
 
-def test_normalise__by_the_backbones_own_mean_and_deviation():
-    stages = open_stages("test_convnext")
-    stages.mean, stages.std = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
-    normalise = Normalise(stages)
-    image = torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1).expand(3, 2, 2)
-    assert normalise(image)[:, 0, 0].tolist() == [1, -1, 0.5]
-    assert torch.equal(normalise(image[None])[0], normalise(image))
-    assert normalise.state_dict() == {}
-    grey = open_stages("test_resnet", in_chans=1)
-    assert (grey.in_chans, len(grey.mean), len(grey.std)) == (1, 1, 1)
-    assert grey.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
-    assert grey(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
-
-
-def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
+def test_open_stages__takes_a_model_object_and_a_neck_that_changes_nothing_at_first():
+    torch.manual_seed(0)
+    pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, heads=2, mlp_dim=24, num_classes=3)
+    backbone = copy.deepcopy(pooled.backbone)
+    stages = open_stages(pooled).eval()
+    own, kept = stages.network.state_dict(), backbone.state_dict()
+    assert all(torch.equal(own[name], kept[name]) for name in own)
+    broadcast = broadsight.add_context_broadcast(timm.create_model("test_vit", dynamic_img_size=True), "scaled")
+    names = [name for name, _ in open_stages(broadcast).named_parameters()]
+    assert any("broadcast" in name or "scale" in name for name in names)
     torch.manual_seed(0)
     plain = open_stages("emsnet_xxtiny").eval()
     stages = open_stages("emsnet_xxtiny", neck="map", neck_args=dict(dim=32, tokens=4)).eval()
@@ -89,43 +78,30 @@ def test_neck__map_changes_nothing_at_first_and_tells_every_stage_later():
         torch.testing.assert_close([x + 1 for x in plain(images)], stages(images))
 
 
-def test_open_stages__takes_a_model_object_and_what_lies_below_a_swapped_pooling():
-    torch.manual_seed(0)
-    pooled = broadsight.swap_pool("test_resnet", "map", groups=2, tokens=2, dim=24, heads=2, mlp_dim=24, num_classes=3)
-    backbone = copy.deepcopy(pooled.backbone)
-    stages = open_stages(pooled).eval()
-    own, kept = stages.network.state_dict(), backbone.state_dict()
-    assert all(torch.equal(own[name], kept[name]) for name in own)
-    broadcast = broadsight.add_context_broadcast(timm.create_model("test_vit", dynamic_img_size=True), "scaled")
-    names = [name for name, _ in open_stages(broadcast).named_parameters()]
-    assert any("broadcast" in name or "scale" in name for name in names)
-
-
-def test_open_stages__statistics_frozen_or_not():
+def test_open_stages__statistics_frozen_or_not_and_mean_and_deviation():
     stages = open_stages("test_resnet")
     norms = [module for module in stages.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms and all(norm.training for norm in norms)
     stages.frozen_stats = True
     stages.train()
     assert stages.training and not any(norm.training for norm in norms)
+    stages = open_stages("test_convnext")
+    stages.mean, stages.std = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
+    normalise = Normalise(stages)
+    image = torch.tensor([1.0, 0.0, 0.5]).view(3, 1, 1).expand(3, 2, 2)
+    assert normalise(image)[:, 0, 0].tolist() == [1, -1, 0.5]
+    assert torch.equal(normalise(image[None])[0], normalise(image))
+    assert normalise.state_dict() == {}
+    grey = open_stages("test_resnet", in_chans=1)
+    assert (grey.in_chans, len(grey.mean), len(grey.std)) == (1, 1, 1)
+    assert grey.mean[0] == pytest.approx(sum(timm.create_model("test_resnet").pretrained_cfg["mean"]) / 3)
+    assert grey(torch.rand(1, 1, 64, 64))[0].shape[-2:] == (16, 16)
 
 
-@pytest.mark.parametrize(
-    "offered, expected",
-    [
-        ([4, 8, 16, 32], [0, 1, 2, 3]),
-        ([2, 4, 8, 16, 32], [1, 2, 3, 4]),
-        ([16, 16, 16, 16], [0, 1, 2, 3]),
-        ([16], [0, 0, 0, 0]),
-        ([8, 16, 32], [0, 0, 1, 2]),
-        ([4, 8, 16, 16, 32, 64], [0, 1, 3, 4]),
-    ],
-)
-def test_sources_of(offered, expected):
-    assert sources_of(offered) == expected
-
-
-def test_rescaling():
+def test_sources_of_and_rescaling():
+    expected = {(4, 8, 16, 32): [0, 1, 2, 3], (2, 4, 8, 16, 32): [1, 2, 3, 4], (16, 16, 16, 16): [0, 1, 2, 3]}
+    expected |= {(16,): [0, 0, 0, 0], (8, 16, 32): [0, 0, 1, 2], (4, 8, 16, 16, 32, 64): [0, 1, 3, 4]}
+    assert {offered: sources_of(list(offered)) for offered in expected} == expected
     for factor, side in ((4, 32), (2, 16), (1, 8), (0.5, 4), (0.25, 2), (8 / 7, 8)):
         assert rescaling(3, factor)(torch.rand(1, 3, 8, 8)).shape == (1, 3, side, side)
 

@@ -28,13 +28,10 @@ def test_colour__first_ones_are_far_apart_to_the_eye(count, least):
     assert distances.min() > least
 
 
-def test_lab__known_colours():
+def test_lab_and_ink__known_colours_and_reading_on_the_first_hundred():
     expected = [(53.24, 80.09, 67.20), (32.30, 79.19, -107.86), (100, 0, 0), (0, 0, 0)]
     given = np.array([(255, 0, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)])
     np.testing.assert_allclose(lab(given), expected, atol=0.03)
-
-
-def test_ink__is_read_on_the_first_hundred_colours():
     for i in range(100):
         ground = colour(i)
         dark, light = sorted((luminance(ink(ground)), luminance(ground)))

@@ -14,17 +14,11 @@ def filled(template, **data):
     return environment().from_string(template).render(**data)
 
 
-def test_text__is_escaped_and_printable():
+def test_templates__escape_texts_refuse_names_that_the_data_lack_and_show_images():
     assert filled("{{ x }}", x='<b>&"x"\'') == "&lt;b&gt;&amp;&#34;x&#34;&#39;"
     assert filled("{{ x }}", x="tab\tline\r\nend\x00\udcff") == "tab\tline\r\nend\ufffd\ufffd"
     assert filled("{% macro m(x) %}<b>{{ x }}</b>{% endmacro %}{{ m(x) }}", x="<\x1b") == "<b>&lt;\ufffd</b>"
-
-
-def test_names__that_the_data_lack_are_refused():
     with pytest.raises(UndefinedError, match="'y' is undefined"):
         filled("{{ y }}", x=1)
-
-
-def test_data_uri__is_the_image():
     kind, _, data = data_uri(Image.new("RGB", (3, 2), "teal"), "PNG").partition(";base64,")
     assert kind == "data:image/png" and Image.open(io.BytesIO(base64.b64decode(data))).getpixel((1, 1)) == (0, 128, 128)

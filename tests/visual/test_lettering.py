@@ -21,24 +21,18 @@ def overlap(places, size):
     return total
 
 
-def test_place_chips__above_the_box_or_else_inside_of_it_at_its_top_and_always_inside_of_the_image():
+def test_chips__above_the_box_or_at_its_top_side_by_side_and_as_large_as_told():
     for x, y in ((0, 0), (370, 0), (0, 280), (370, 280), (150, 100), (-20, -20), (395, 295)):
         left, top = place_chips([(x, y, x + 30, y + 20)], [(90, 17)], BOUNDS)[0]
         assert 0 <= left <= 400 - 90 and 0 <= top <= 300 - 17
     assert place_chips([(50, 60, 200, 160)], [(90, 17)], BOUNDS).tolist() == [[50, 43]]
     assert place_chips([(50, 5, 200, 160)], [(90, 17)], BOUNDS).tolist() == [[50, 5]]
-
-
-def test_place_chips__same_boxes_have_chips_side_by_side():
     places = place_chips([(100, 100, 180, 200)] * 8, [(90, 17)] * 8, BOUNDS).tolist()
     assert overlap(places, (90, 17)) == 0 and places[0] == [100, 83]
     # No room for all: 2 chips fit into the image, the third covers one of them wholly at worst.
     places = place_chips([(0, 0, 90, 34)] * 3, [(90, 17)] * 3, (90, 34)).tolist()
     assert overlap(places, (90, 17)) == 90 * 17
     assert place_chips([], [], BOUNDS).shape == (0, 2)
-
-
-def test_draw_chip__has_the_size_that_is_told_and_leaves_the_rest():
     image = Image.new("RGB", (200, 60), (9, 9, 9))
     text, font = fitting("gyroscope (Å) 0.87", 14, 150)
     draw_chip(image, (20, 10), text, font, 14, (0, 114, 178))
@@ -47,16 +41,13 @@ def test_draw_chip__has_the_size_that_is_told_and_leaves_the_rest():
     assert changed.min(0).tolist() == [10, 20] and changed.max(0).tolist() == [10 + height - 1, 20 + width - 1]
 
 
-def test_fitting__cuts_the_name_and_keeps_the_score():
+def test_fitting__cuts_the_name_keeps_the_score_and_finds_letters():
     text, font = fitting("a name far too long for its place", 12, 100, "0.87")
     assert text.startswith("a name") and text.endswith("… 0.87") and font.getlength(text) <= 100
     assert font.getlength(text.replace("…", "mm…")) > 100  # no more than needed
     assert fitting("cat", 12, 100, "0.87")[0] == "cat 0.87"
     assert fitting("cat\n dog", 12, 100)[0] == "cat dog"
     assert fitting("cat", 12, 3)[0] == ""
-
-
-def test_fitting__finds_letters_that_the_usual_font_lacks_or_leaves_out_accents():
     text, font = fitting("Žába", 16, 1000)
     looks = []
     for letters in (text, "\uffff" * 4):
@@ -78,7 +69,7 @@ def test_with_legend__below_the_image_or_beside_a_tall_one(size, grows):
     assert {colour(7), colour(8), colour(9)} & colours == {colour(7), colour(8)}
 
 
-def test_with_legend__twenty_and_how_many_more_and_long_names_inside():
+def test_sheets__twenty_entries_and_how_many_more_and_images_side_by_side():
     image = Image.new("RGB", (600, 300))
     entries = [Entry(f"name{i}", "1", (colour(i),)) for i in range(1000)]
     result = with_legend(image, entries, "")
@@ -88,9 +79,6 @@ def test_with_legend__twenty_and_how_many_more_and_long_names_inside():
     result = with_legend(Image.new("RGB", (150, 150)), [Entry("long " * 50, "17", (colour(0),))], "")
     assert result.width == 150
     assert (np.asarray(result)[150:, 145:] == 255).all()
-
-
-def test_side_by_side__titles_above_and_pixels_as_they_were():
     one, other = Image.new("RGB", (300, 200), (10, 20, 30)), Image.new("L", (250, 240), 77)
     result = side_by_side({"truth": one, "prediction": other})
     assert result.size == (300 + 12 + 250, 24 + 240)

@@ -39,7 +39,7 @@ def letters(pixels, ground):
     return int(((pixels != GREY).any(2) & (pixels != ground).any(2)).sum())
 
 
-def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(image):
+def test_draw_objects__boxes_in_the_colour_of_the_class_and_masks_blended(image):
     pixels = drawn(image, found((50.2, 60.4, 149.6, 160.3), labels=[2]))
     edge = np.zeros((300, 400), bool)
     edge[60:160, 50:150], edge[62:158, 52:148] = True, False
@@ -47,9 +47,6 @@ def test_draw_objects__edges_of_a_box_have_the_colour_of_the_class(image):
     edge[60 - CHIP : 60, 50:150] = True  # the label
     assert (pixels[~edge] == GREY).all()
     assert (pixels[60 - CHIP : 60] == ink(colour(1))).all(2).any()
-
-
-def test_draw_objects__a_mask_is_blended_and_the_rest_left(image):
     inside = np.zeros((300, 400), bool)
     inside[80:140, 70:130] = True
     probabilities = torch.from_numpy(np.where(inside, 0.6, 0.4)).float()[None, None]
@@ -69,15 +66,12 @@ def test_draw_objects__a_mask_is_blended_and_the_rest_left(image):
     assert (pixels[201:, 301:] == (55, 134, 190)).all() and (pixels[200, 300:] == colour(0)).all()
 
 
-def test_draw_objects__low_scores_are_dropped(image):
+def test_draw_objects__low_scores_are_dropped_and_what_is_more_certain_lies_on_top(image):
     boxes = (50, 60, 150, 160), (200, 60, 300, 160), (200, 200, 300, 290)
     some = found(*boxes, labels=[1, 2, 3], scores=[0.25, 0.75, 0.125])
     for options, first in ((dict(threshold=0.25), colour(0)), ({}, GREY)):
         pixels = drawn(image, some, **options)
         assert [tuple(pixels[y, x]) for y, x in ((100, 50), (100, 200), (250, 200))] == [first, colour(1), GREY]
-
-
-def test_draw_objects__what_is_more_certain_lies_on_top(image):
     same = (50, 60, 150, 160)
     for scores, top in (([0.6, 0.9], 1), ([0.9, 0.6], 0)):
         masks = torch.ones(2, 1, 300, 400)
@@ -96,15 +90,12 @@ def test_draw_objects__labels_at_corners_are_whole(image, box):
     assert letters(pixels, colour(1)) == letters(middle, colour(1)) > 100
 
 
-def test_draw_objects__nothing_found_leaves_the_image_and_says_so(image):
+def test_draw_objects__legend_says_that_nothing_is_found_or_counts_by_class(image, monkeypatch):
     for prediction in (found(), found((1, 1, 9, 9), scores=[0.1]), found(masks=torch.zeros(0, 1, 300, 400))):
         assert (drawn(image, prediction) == GREY).all()
         result = draw_objects(image, prediction, NAMES)
         assert result.crop((0, 0, 400, 300)).tobytes() == image.tobytes() and result.height > 300
         assert has_written(result, "nothing found with a score of 0.5 or more")
-
-
-def test_draw_objects__legend_counts_objects_by_class(image, monkeypatch):
     prediction = found(*[(10, 10, 50, 50)] * 5, labels=[3, 2, 3, 9, 1], scores=[0.9, 0.8, 0.7, 0.6, 0.1])
     lines = []
     monkeypatch.setattr(drawing, "with_legend", lambda canvas, entries, nothing: lines.extend(entries))
@@ -113,19 +104,25 @@ def test_draw_objects__legend_counts_objects_by_class(image, monkeypatch):
     assert [(e.name, e.amount, e.colours) for e in lines] == expected
 
 
-def test_draw_objects__same_twice_and_targets_without_scores_whole_with_names_below(image):
+def test_draw_objects__targets_without_scores_half_precision_and_values_that_are_no_numbers(image):
     target = found((50, 60, 150, 160), (60, 70, 160, 170), labels=[1, 2])
     target.pop("scores")
     one, other = (draw_objects(image, target, NAMES, threshold=1.0) for _ in range(2))
     assert one.tobytes() == other.tobytes() and one.getpixel((50, 100)) == colour(0)
     assert has_written(one, "cat") and has_written(one, "dog") and not has_written(one, "Žába")
+    nan = float("nan")
+    prediction = found((48, 64, 144, 160), (nan, 0, 9, 9), (0, 0, 9, 9), scores=[0.5, 0.9, nan])
+    expected = drawn(image, found((48, 64, 144, 160), scores=[0.5]))
+    assert np.array_equal(drawn(image, prediction), expected)
+    half = {name: v.bfloat16() if v.is_floating_point() else v for name, v in prediction.items()}
+    assert np.array_equal(drawn(image, half), expected)
 
 
 def keypoints(*places):
     return torch.tensor(places, dtype=torch.float32)[None]
 
 
-def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(image):
+def test_draw_objects__keypoints_that_are_seen_and_persons_told_apart(image):
     points = keypoints((100, 150, 2), (200, 150, 1), (200, 250, 2), (300, 250, 0))
     limbs = ((0, 1), (1, 2), (2, 3))
     prediction = found((20, 60, 350, 290), keypoints=points)
@@ -140,9 +137,6 @@ def test_draw_objects__dots_and_limbs_of_keypoints_that_are_seen(image):
     pixels = drawn(image, prediction, skeleton=limbs)
     assert tuple(pixels[150, 200]) == GREY == tuple(pixels[150, 150])
     assert tuple(drawn(image, prediction, skeleton=limbs, keypoint_threshold=0.1)[150, 200]) == colour(0)
-
-
-def test_draw_objects__persons_alone_are_told_apart(image):
     points = torch.cat([keypoints((100, 150, 2)), keypoints((300, 150, 2))])
     prediction = found((50, 60, 150, 290), (250, 60, 350, 290), scores=[0.6, 0.9], keypoints=points)
     for names, second in ((["person"], colour(1)), (["person", "horse"], colour(0))):
@@ -189,15 +183,6 @@ def test_draw_objects__a_crowd_has_names_in_the_legend_alone(image):
     assert letters(drawn(image, found(*boxes)), colour(0)) > letters(few, colour(0))  # no legend: each has its name
 
 
-def test_draw_objects__half_precision_and_without_values_that_are_no_numbers(image):
-    nan = float("nan")
-    prediction = found((48, 64, 144, 160), (nan, 0, 9, 9), (0, 0, 9, 9), scores=[0.5, 0.9, nan])
-    expected = drawn(image, found((48, 64, 144, 160), scores=[0.5]))
-    assert np.array_equal(drawn(image, prediction), expected)
-    half = {name: v.bfloat16() if v.is_floating_point() else v for name, v in prediction.items()}
-    assert np.array_equal(drawn(image, half), expected)
-
-
 def test_draw_objects__refuses_what_does_not_fit(image):
     points = dict(keypoints=keypoints((1, 1, 1)))
     for words, wrong in (
@@ -219,7 +204,7 @@ def halves():  # sky on the left, road on the right; the lowest rows belong to n
     return classes
 
 
-def test_draw_semantic__blends_and_leaves_what_is_ignored(image, halves):
+def test_draw_semantic__blends_leaves_what_is_ignored_and_names_large_regions(image, halves):
     pixels = np.asarray(draw_semantic(image, halves, KINDS, opacity=0.5, labels=False, legend=False))
     assert pixels[100, 100].tolist() == [50, 132, 189]  # halfway to (0, 114, 178)
     assert pixels[100, 300].tolist() == [165, 154, 100]  # halfway to (230, 159, 0), 154.5 rounded to even
@@ -228,9 +213,21 @@ def test_draw_semantic__blends_and_leaves_what_is_ignored(image, halves):
     assert (pixels[:279, :199] == (50, 132, 189)).all() and (pixels[:279, 200:] == (165, 154, 100)).all()
     for opacity, left in ((0, (100, 150, 200)), (1, colour(0))):
         assert draw_semantic(image, halves, KINDS, opacity=opacity, labels=False).getpixel((100, 100)) == left
+    halves[10:15, 10:15] = 2  # too small for a name
+    pixels = np.asarray(draw_semantic(image, halves, KINDS, opacity=0.5, legend=False))
+    solid = [np.argwhere((pixels == colour(i)).all(2)) for i in range(3)]
+    assert abs(solid[0].mean(0)[1] - 100) < 40 and abs(solid[1].mean(0)[1] - 300) < 40 and not len(solid[2])
+    assert (pixels[:, :199] == ink(colour(0))).all(2).any()
 
 
-def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(image, monkeypatch):
+def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(image, halves, monkeypatch):
+    one, other = (draw_semantic(image, torch.from_numpy(halves), KINDS) for _ in range(2))
+    assert one.size == (400, 332) and one.tobytes() == other.tobytes()
+    strip = one.crop((0, 300, 400, 332))
+    assert [has_written(strip, name) for name in KINDS] == [True, True, False]
+    nothing = draw_semantic(image, np.full((300, 400), 255), KINDS)
+    assert has_written(nothing, "nothing found")
+    assert nothing.crop((0, 0, 400, 300)).tobytes() == image.tobytes()
     classes = np.full((300, 400), 2)
     classes[:30], classes[299, 0], classes[290:, 390:] = 0, 7, 255
     classes[290:, 300:303] = 1
@@ -241,51 +238,27 @@ def test_draw_semantic__legend_has_the_classes_that_occur_largest_first(image, m
     assert [(e.name, e.amount, e.colours) for e in lines] == [(*pair, (colour(i),)) for *pair, i in expected]
 
 
-def test_draw_semantic__legend_is_written(image, halves):
-    one, other = (draw_semantic(image, torch.from_numpy(halves), KINDS) for _ in range(2))
-    assert one.size == (400, 332) and one.tobytes() == other.tobytes()
-    strip = one.crop((0, 300, 400, 332))
-    assert [has_written(strip, name) for name in KINDS] == [True, True, False]
-    nothing = draw_semantic(image, np.full((300, 400), 255), KINDS)
-    assert has_written(nothing, "nothing found")
-    assert nothing.crop((0, 0, 400, 300)).tobytes() == image.tobytes()
-
-
-def test_draw_semantic__names_stand_in_the_middle_of_large_regions(image, halves):
-    halves[10:15, 10:15] = 2  # too small for a name
-    pixels = np.asarray(draw_semantic(image, halves, KINDS, opacity=0.5, legend=False))
-    solid = [np.argwhere((pixels == colour(i)).all(2)) for i in range(3)]
-    assert abs(solid[0].mean(0)[1] - 100) < 40 and abs(solid[1].mean(0)[1] - 300) < 40 and not len(solid[2])
-    assert (pixels[:, :199] == ink(colour(0))).all(2).any()
-
-
-def test_draw_semantic__small_grey_images_are_enlarged():
+def test_draw_semantic__enlarges_small_grey_images_and_refuses_what_does_not_fit(image):
     classes = np.arange(2).repeat(16)[None].repeat(32, 0)
     result = draw_semantic(Image.new("L", (32, 32), 100), classes, KINDS, opacity=0.5, labels=False, legend=False)
     assert result.mode == "RGB" and result.size == (512, 512)
     assert result.getpixel((0, 0)) == (50, 107, 139) and result.getpixel((254, 0)) == (50, 107, 139)
     assert result.getpixel((255, 0)) == (255, 255, 255) and result.getpixel((256, 0)) == (165, 130, 50)
-
-
-def test_draw_semantic__refuses_what_does_not_fit(image):
     for words, classes in (
         ("classes are 300 x 400, the image is 400 x 300; expected a class", np.zeros((400, 300), int)),
         ("classes hold -1; expected whole numbers from 0, or 255 for no class", np.full((300, 400), -1)),
-        (r"classes have shape \(3, 300, 400\) and type float32; expected", torch.zeros(3, 300, 400)),
+        (r"classes are float32 \(3, 300, 400\); expected", torch.zeros(3, 300, 400)),
     ):
         refused(f"^{words}", draw_semantic, image, classes, KINDS)
 
 
-def test_palette_png__classes_come_back_exactly(tmp_path):
+def test_palette_png__classes_come_back_exactly_as_a_mask_in_our_colours(tmp_path):
     for most in (2, 4, 16, 256):
         classes = np.random.default_rng(0).integers(0, most, (37, 53))
         image = palette_png(torch.from_numpy(classes))
         image.save(tmp_path / "mask.png")
         assert image.mode == "P" and np.array_equal(read_indices(tmp_path / "mask.png"), classes)
     refused("^classes go from 0 to 256; a palette has 0 to 255", palette_png, np.array([[0, 256]]))
-
-
-def test_palette_png__is_a_mask_of_a_folder_and_shows_our_colours(tmp_path):
     classes = np.array([[0, 1, 255], [2, 2, 0]])
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()

@@ -11,7 +11,7 @@ from broadsight.visual.terminal import progress_bar, show
 from tests.data.nasty_names import NASTY
 
 
-def test_table__names_are_letters():
+def test_table_and_progress__names_are_letters(monkeypatch):
     table = Table(title="[bold]title[/bold] \x1b[31m")
     table.add_column("[red]column")
     for name in NASTY:
@@ -23,10 +23,7 @@ def test_table__names_are_letters():
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown)
     for text in ("[bold]title[/bold] \\x1b[31m", "[red]column", "[red]x[/red]", "[/]", ":warning:", "[link=http"):
         assert text in shown
-
-
-def test_progress__names_are_letters(monkeypatch):
-    """A file called [/red] must not end what is being done."""
+    # A file called [/red] must not end what is being done.
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda console: True))
     monkeypatch.setenv("TERM", "xterm")
     with redirect_stdout(io.StringIO()), progress_bar() as progress:

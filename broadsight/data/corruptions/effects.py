@@ -1,7 +1,4 @@
-"""What the common corruptions do to images (H, W, C), 0 to 1: noise, blur, weather and digital faults.
-
-Lengths are given in pixels of an image whose shorter side has 224 and are scaled to the image at hand.
-"""
+"""What the common corruptions do to images (H, W, C), 0 to 1; lengths are scaled from a shorter side of 224 pixels."""
 
 import io
 import math
@@ -205,8 +202,7 @@ def snow(
 
 def frost(x: np.ndarray, rng: Generator, keep: float, ice: float) -> np.ndarray:
     """A darkened image behind ice."""
-    layer = frost_layer(rng, *x.shape[:2])[..., None]  # H W 1
-    return keep * x + ice * layer * (ICE if x.shape[2] == 3 else 1)
+    return keep * x + ice * frost_layer(rng, *x.shape[:2])[..., None] * (ICE if x.shape[2] == 3 else 1)
 
 
 def fog(x: np.ndarray, rng: Generator, thickness: float, decay: float) -> np.ndarray:

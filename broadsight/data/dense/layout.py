@@ -26,10 +26,9 @@ class Dense(NamedTuple):
 def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
     """What lies at a path for a task: "train" and "val", or "all" where nothing is set apart for validation.
 
-    A COCO file; or a folder with one, or with two that have train and val in their names, in it or in its
-    `annotations` (of COCO's own, instances_* or for keypoints person_keypoints_*); for segmentation also a pair of
-    folders of images and masks, which may both be divided (images/train, masks/train); or a folder with any of
-    these in its train/ and val/. Files that are not used come as "unused 1" and so on.
+    A COCO file; or a folder with one, or with two by train and val in their names, in it or in its `annotations` (of
+    COCO's own, instances_* or person_keypoints_*); for segmentation also folders of images and masks, which may both be
+    divided; or a folder with any of these in its train/ and val/. Files that are not used come as "unused 1" and so on.
     """
     path = Path(path).expanduser()
     if not path.exists():
@@ -57,10 +56,8 @@ def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
 
 def _here(folder: Path, task: DenseTask) -> dict[str, Dense]:
     """The parts that a folder itself has; none if it has no labels."""
-    return (_pairs(folder) if task == "segment" else {}) or _cocos(folder, task)
-
-
-def _cocos(folder: Path, task: DenseTask) -> dict[str, Dense]:
+    if task == "segment" and (pairs := _pairs(folder)):
+        return pairs
     files = cocos_in(folder)
     prefix = "person_keypoints" if task == "keypoints" else "instances"
     groups = by_name([file for file in files if file.name.startswith(prefix)] or files)  # COCO's own has six kinds

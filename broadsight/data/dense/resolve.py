@@ -5,12 +5,12 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...errors import check_choice
 from ..scenes import Scenes
 from ..scenes.objects import KEYPOINT_PAIRS, KEYPOINTS
 from ..scenes.targets import SKELETON, SceneMasks, SceneObjects
@@ -26,13 +26,14 @@ from .view import IGNORE, CocoPixels, DenseView, labels_of_images, told_quickly,
 
 PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all coordinates of ours, are edges
 
+GIVE = "give the images to validate on (val)"
 Pairs = tuple[tuple[int, int], ...]
+Size = int | tuple[int, int]
 Parts = dict[str, DenseView]
 NO_POINTS: tuple = (), (), (), 0.0
 
 
-@dataclass(frozen=True)
-class DenseSplits:
+class DenseSplits(NamedTuple):
     """The images that DATA names; both parts number the classes alike."""
 
     train: DenseView
@@ -43,13 +44,10 @@ class DenseSplits:
     skeleton: Pairs  # keypoints, counted from 0, to be joined by lines
     keypoint_offset: float  # added to the keypoints of the COCO file; to be taken off from COCO results
     notes: tuple[str, ...]  # what the user should know, a line each
-    # Plain types for JSON: kind, places, counts, hold-out, and a fingerprint of names and objects, by which a resumed
-    # run notices other data. Training adds `contents`.
-    description: dict[str, Any]
+    description: dict[str, Any]  # plain types, with a fingerprint of names and objects; training adds `contents`
 
 
-@dataclass(frozen=True)
-class DensePart:
+class DensePart(NamedTuple):
     """Labelled images to evaluate on, whose classes are numbered as the model's are."""
 
     images: DenseView
@@ -65,7 +63,7 @@ def resolve_dense(
     split: float | None = None,
     seed: int = 0,
     channels: int = 3,
-    scenes_size: int | tuple[int, int] = 128,
+    scenes_size: Size = 128,
     scenes_count: int | None = None,
     method: int = METHOD,
 ) -> DenseSplits:
@@ -73,14 +71,11 @@ def resolve_dense(
 
     Args:
         data: None or "scenes" (also "scenes:COUNT"), or a path as for `find_parts`.
-        val: Path of the images to validate on; without it, those that DATA sets apart or else a hold-out.
-        split: Fraction of the images to hold out where nothing is set apart for validation; 0.1 if None.
-        scenes_size: Side of the scenes in pixels, or height and width.
-        scenes_count: Scenes to train on, 8000 if None; a quarter of them validates.
+        val, split: Path of the images to validate on, else what DATA sets apart, else this fraction held out (0.1).
+        scenes_size, scenes_count: Side, or height and width; and scenes to train on, of which a quarter validates.
         method: Of the hold-out, as a run began with it; see `stratify.METHOD`.
     """
-    if task not in TASKS:
-        raise ValueError(f"task={task!r} is not known; choose one of {', '.join(TASKS)}")
+    check_choice("task", task, TASKS)
     check_split(split, val, "the images", channels)
     name = "scenes" if data is None else os.fspath(data)
     if name == "scenes" or name.startswith("scenes:"):
@@ -107,12 +102,11 @@ def open_dense_part(
     scenes_size: int = 128,
     method: int = METHOD,
 ) -> DensePart:
-    """One part of DATA; other arguments are as for `resolve_dense`.
+    """One part of DATA, for a model with these classes, ids and keypoints; other arguments are as for `resolve_dense`.
 
     Args:
         part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
             scenes, "test" are those parts; "all" is for data without parts.
-        classes, category_ids, keypoint_names: Of the model.
         split: Where nothing is set apart, that of the training that held these images out (or "train", the rest).
     """
     if split is not None and not 0 < split < 1:
@@ -139,8 +133,8 @@ def open_dense_part(
         raise ValueError(f"{found.labels} has classes that the model has not: {some(extra)}; remove them from it")
     points = tuple(getattr(dataset, "keypoint_names", ()))
     if task == "keypoints" and points != tuple(keypoint_names):
-        what = f"{found.labels} has keypoints {some(points)} but the model {some(keypoint_names)}"
-        raise ValueError(f"{what}; expected the same")
+        both = f"{some(points)} but the model {some(keypoint_names)}"
+        raise ValueError(f"{found.labels} has keypoints {both}; expected the same")
     rows = None
     if chosen == "all" and split is not None:
         shown = labels_of_images(dataset) if method > 1 else None
@@ -161,9 +155,7 @@ def view_scenes(scenes: Scenes, task: DenseTask, channels: int) -> DenseView:
     return DenseView(SceneObjects(scenes, masks=task == "instances", keypoints=task == "keypoints", channels=channels))
 
 
-def _scenes(
-    data: str, task: DenseTask, count: int | None, size: int | tuple[int, int], seed: int, channels: int
-) -> DenseSplits:
+def _scenes(data: str, task: DenseTask, count: int | None, size: Size, seed: int, channels: int) -> DenseSplits:
     count = scenes_count(data, SCENES if count is None else count)
     drawn = {key: Scenes(n, size=size, seed=seed, split=key) for key, n in (("train", count), ("val", count // 4))}
     views = {key: view_scenes(scenes, task, channels) for key, scenes in drawn.items()}
@@ -219,7 +211,11 @@ def _files(
     about["objects"] = {key: sum(map(len, rows)) for key, rows in listed.items()}
     points, joints = NO_POINTS, train.keypoint_names
     if task == "keypoints":
-        points = joints, mirrored(joints), _skeleton(found.labels, len(joints)), offset
+        with mapped(found.labels) as text:  # the first category that has lines, whose keypoints COCO counts from 1
+            drawn = re.search(rb'"skeleton"\s*:\s*(\[(?:\s*\[\s*\d+\s*,\s*\d+\s*\]\s*,?)+\s*\])', text)
+            bones: list[list[int]] = json.loads(drawn[1]) if drawn else []
+        lines_of = tuple((a - 1, b - 1) for a, b in bones if min(a, b) >= 1 and max(a, b) <= len(joints))
+        points = joints, mirrored(joints), lines_of, offset
     return _splits(views, points, notes, about, lines)
 
 
@@ -241,9 +237,8 @@ def open_found(found: Dense, task: DenseTask, channels: int, classes: Path | Non
         options = dict(masks=task in ("instances", "segment"), keypoints=task == "keypoints")
         dataset = CocoDataset(found.labels, found.images, channels=channels, **options)
         dataset = CocoPixels(dataset) if task == "segment" else dataset
-    if task == "segment" and len(dataset.classes) > IGNORE:
-        what = f"{found.labels} has {len(dataset.classes)} classes"
-        raise ValueError(f"{what}; segment takes {IGNORE}, since 255 is ignored")
+    if task == "segment" and (count := len(dataset.classes)) > IGNORE:
+        raise ValueError(f"{found.labels} has {count} classes; segment takes {IGNORE}, since 255 is ignored")
     return dataset
 
 
@@ -257,16 +252,15 @@ def all_names(dataset: Any) -> list[str]:
 
 
 def held_out(
-    names: Sequence[str], fraction: float, seed: int, place: str, classes: Sequence[Sequence[int]] | None = None
+    names: Sequence[str], fraction: float, seed: int, place: str, classes: list[list[int]] | None = None
 ) -> np.ndarray:
     """Which of some images (N,) validate: by what they show, see `stratified`, or by a hash of their names alone."""
     if len(names) < 2:
-        raise ValueError(f"{place} has one image, which cannot be divided; give the images to validate on (val)")
+        raise ValueError(f"{place} has one image, which cannot be divided; {GIVE}")
     if classes is not None:
         held = stratified(names, classes, fraction, seed)
         if not held.any():
-            what = f"{place} has no image that can be held out without losing a class in training"
-            raise ValueError(f"{what}; give the images to validate on (val)")
+            raise ValueError(f"{place} has no image to hold out without losing a class in training; {GIVE}")
         return held
     count = min(max(round(fraction * len(names)), 1), len(names) - 1)
     order = np.argsort([turn(name, seed) for name in names], kind="stable")
@@ -286,8 +280,8 @@ def _kept(dataset: Any, shown: list[list[int]], held: np.ndarray, method: int) -
 
 def _check_alike(train: Any, valid: Any, place: Path, other: Path) -> None:
     """Refuse classes that validate but do not train, and other keypoints."""
-    if len(set(train.classes)) < len(train.classes) and tuple(train.classes) != tuple(valid.classes):
-        twice = next(name for name in train.classes if list(train.classes).count(name) > 1)
+    twice = next((name for name in train.classes if list(train.classes).count(name) > 1), None)
+    if twice is not None and tuple(train.classes) != tuple(valid.classes):
         raise ValueError(f"{place} has two classes called {twice!r}, so those of {other} cannot be told; rename one")
     if extra := [name for name in valid.classes if name not in train.classes]:
         raise ValueError(f"{other} has classes that {place} has not: {some(extra)}; add them there or remove them")
@@ -321,8 +315,8 @@ def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool
         if isinstance(view.source, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
         if key == "val" and not apart and not any(shown):
-            what = f"{place} has too few labelled images to hold some out, since training keeps one of each class"
-            raise ValueError(f"{what}; give the images to validate on (val)")
+            what = "too few labelled images to hold some out, since training keeps one of each class"
+            raise ValueError(f"{place} has {what}; {GIVE}")
         notes += without_labels(view, shown, verb, place)
     return notes
 
@@ -332,11 +326,3 @@ def mirrored(names: Sequence[str]) -> Pairs:
     place = {name.lower(): i for i, name in enumerate(names)}
     others = ((i, name.replace("left", "right")) for name, i in place.items() if "left" in name)
     return tuple((i, place[other]) for i, other in others if other in place)
-
-
-def _skeleton(annotations: Path, count: int) -> Pairs:
-    """The lines of the first category that has them, whose keypoints COCO counts from 1."""
-    with mapped(annotations) as text:
-        found = re.search(rb'"skeleton"\s*:\s*(\[(?:\s*\[\s*\d+\s*,\s*\d+\s*\]\s*,?)+\s*\])', text)
-        bones: list[list[int]] = json.loads(found[1]) if found else []
-    return tuple((a - 1, b - 1) for a, b in bones if min(a, b) >= 1 and max(a, b) <= count)

@@ -46,9 +46,8 @@ def find_images(annotations: Path, name: str | None = None) -> Path:
     usual = dict.fromkeys(("", *IMAGES, "data", annotations.stem, split, f"images/{split}"))
     tried = [folder / inner for folder in (annotations.parent, annotations.parent.parent) for inner in usual]
     places = [place for place in tried if place.is_dir()]
-    for place in places:
-        if (place / name).is_file():
-            return place
+    if found := next((place for place in places if (place / name).is_file()), None):
+        return found
     listed = ", ".join(map(str, places))
     raise FileNotFoundError(f"{annotations.name} lists {name}, which is not in {listed}; move them there")
 
@@ -60,12 +59,9 @@ def homes(annotations: Path) -> list[Path]:
 
 
 def open_labelled(file: Path, size: tuple[int, int], channels: int, labels: str) -> Image.Image:
-    """An image in mode RGB or L the way round in which its labels were drawn.
-
-    Cameras store images lying on their side with a note (EXIF) to turn them. COCO's coordinates are those of the
-    pixels as stored, some labelling programs' those of the turned image. The size (width, height) that the labels were
-    made for decides: as stored if that fits, which also settles squares and half turns, else turned.
-    """
+    """An image in mode RGB or L the way round in which its labels were drawn: cameras store images lying on their side
+    with a note (EXIF) to turn them. The size (width, height) of the labels decides: as stored if that fits, as COCO's
+    coordinates are, which also settles squares and half turns, else turned, as some labelling programs have it."""
     try:
         with open_image(file) as image:
             image.load()  # PNG may have the note behind the pixels

@@ -1,8 +1,7 @@
-"""Augmentation for dense tasks: scale, crop, mirroring and colour, with boxes, masks and keypoints that follow.
+"""Augmentation for dense tasks: scale, crop, mirroring and colour, drawn from torch's global generator.
 
-All is drawn from torch's global generator, which `seed_transforms` seeds. Images are resized without smoothing, as
-detectors do it in evaluation. Targets are dicts of plain tensors with a row per object: boxes (N, 4) x1 y1 x2 y2, masks
-(N, H, W), keypoints (N, K, 3), area (N,); anything else stays. x = 0 is the left edge. Nothing is changed in place.
+Images are resized without smoothing, as detectors do it in evaluation. Targets are dicts of tensors with a row per
+object: boxes (N, 4) x1 y1 x2 y2, masks (N, H, W), keypoints (N, K, 3), area (N,). Nothing is changed in place.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,36 +15,35 @@ from torchvision.ops import box_iou
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
+from ...errors import check_choice
 from .layout import TASKS, DenseTask
 from .view import IGNORE
 
+BILINEAR, NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST_EXACT
 GROUND = (124, 116, 104)  # what surrounds images: the mean of photographs
 TRIES = 10  # of a random crop
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
 
 Target = dict[str, Any]
+Transform = Callable[[Image.Image, Any], tuple[Tensor, Any]]
 Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of the image
 
 
 @dataclass(frozen=True)
 class DenseTransforms:
-    """How images and targets become what a dense model takes.
-
-    In evaluation nothing is changed, since detectors resize by themselves and map results back, and masks are scored
-    at the size at which they were drawn.
+    """How images and targets become what a dense model takes. In evaluation nothing is changed: detectors resize by
+    themselves and map results back, and masks are scored at the size at which they were drawn.
 
     Args:
         image_size: Pixels of the shorter side; for segment and `fixed`, of both.
-        long_side: Most pixels of the longer side before the resize factor of segment, after that of the others; None
-            for 4 times the shorter one in segment and 1333 to 800 in the others.
-        resize: Smallest and largest factor on `image_size`, drawn uniformly: multi-scale training.
-        crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's,
-            zoomed out four-fold at most, then a window that overlaps an object by a drawn share. Segment always crops
-            image_size x image_size after resizing, in which no class fills more than 75 % if ten tries find one.
+        long_side: Most pixels of the longer side; None for 4 times the shorter one in segment, else 1333 to 800.
+        resize: Smallest and largest factor on `image_size`, drawn uniformly; segment's is on `long_side` too.
+        crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's. For
+            segment always image_size x image_size, in which no class fills more than 75 % if ten tries find one.
         hflip: Probability of mirroring.
-        color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is SSD's
-            and the usual one for segmentation. With crop "iou" channels are swapped too, as SSD does.
+        color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is usual.
+            With crop "iou" channels are swapped too, as SSD does.
         fixed: Resize to image_size x image_size exactly; the aspect is lost. Segment does not crop then.
     """
 
@@ -59,11 +57,10 @@ class DenseTransforms:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ValueError(f"task={self.task!r} is not known; choose one of {', '.join(TASKS)}")
+        check_choice("task", self.task, TASKS)
+        given = f"image_size={self.image_size}, resize={self.resize}"
         if self.image_size < 1 or not 0 < self.resize[0] <= self.resize[1]:
-            what = f"image_size={self.image_size}, resize={self.resize}"
-            raise ValueError(f"{what}; expected pixels, and a smaller and larger factor")
+            raise ValueError(f"{given}; expected pixels, and a smaller and larger factor")
         if self.long_side is not None and self.long_side < self.image_size:
             raise ValueError(f"long_side={self.long_side} is below image_size={self.image_size}; it limits the longer")
         if self.crop not in ("none", "random", "iou") or (self.task == "segment" and self.crop == "iou"):
@@ -71,13 +68,11 @@ class DenseTransforms:
         if not 0 <= self.hflip <= 1 or not 0 <= self.color_jitter <= 1:
             raise ValueError(f"hflip={self.hflip}, color_jitter={self.color_jitter}; expected 0 to 1")
 
-    def build(
-        self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()
-    ) -> Callable[[Image.Image, Any], tuple[Tensor, Any]]:
+    def build(self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()) -> Transform:
         """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors; in training without crowds and what
         is cut away. `flip_pairs` are the keypoints that change places when an image is mirrored."""
         if not training:
-            return _as_it_is
+            return unchanged
         return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
@@ -123,8 +118,7 @@ class ObjectTraining:
         pixels, target = resize(pixels, target, self.settings.size_of(*pixels.shape[1:]))
         if torch.rand(()) < self.settings.hflip:
             pixels, target = flip(pixels, target, self.swapped)
-        # Colours last: what is cropped and made smaller has fewer pixels to change.
-        return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])
+        return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])  # of fewer pixels by now
 
     def window(self, boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
         """The window to crop, and which objects (N,) may be part of it."""
@@ -144,12 +138,9 @@ class ObjectTraining:
 
 
 def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it.
-
-    A drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. Windows
-    have 0.3 to 1 of each side and an aspect of 0.5 to 2. Where none of 40 does, another share is drawn. The rules are
-    those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one and take ten times as long.
-    """
+    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it. A
+    drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. The rules
+    are those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one: ten times as long."""
     top, left, everything = 0, 0, torch.ones(len(boxes), dtype=torch.bool)
     if torch.rand(()) < 0.5:
         factor, down, right = (torch.rand(3) * torch.tensor([3, 1, 1])).tolist()
@@ -186,7 +177,7 @@ class SegmentTraining:
         pixels = F.pil_to_tensor(image)
         mask = target.as_subclass(Tensor)[None].to(torch.uint8)  # 255 classes at most, and fast to resize
         size = self.settings.size_of(*pixels.shape[1:])
-        pixels, mask = resize_image(pixels, size), resize_masks(mask, size)
+        pixels, mask = resize_planes(pixels, size), resize_planes(mask, size, NEAREST)
         if not self.settings.fixed:
             window = self.window(mask[0])
             pixels, mask = crop_planes(pixels, window, ground_of(pixels)), crop_planes(mask, window, IGNORE)
@@ -206,13 +197,14 @@ class SegmentTraining:
         return top, left, side, side
 
 
-def _as_it_is(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
-    target = plain(target) if isinstance(target, dict) else target.as_subclass(Tensor)
-    return F.pil_to_tensor(image), target
+def unchanged(image: Image.Image, target: Any) -> tuple[Tensor, Any]:
+    return F.pil_to_tensor(image), plain(target)
 
 
-def plain(target: Target) -> Target:
+def plain(target: Any) -> Any:
     """A target without torchvision's tensor classes, whose methods are slow."""
+    if isinstance(target, Tensor):
+        return target.as_subclass(Tensor)
     return {key: value.as_subclass(Tensor) if isinstance(value, Tensor) else value for key, value in target.items()}
 
 
@@ -221,15 +213,22 @@ def take(target: Target, rows: Tensor) -> Target:
     return {key: value[rows] if isinstance(value, Tensor) else value for key, value in target.items()}
 
 
-def resize_image(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.resize(pixels, list(size), InterpolationMode.BILINEAR, antialias=False)
+def resize_planes(planes: Tensor, size: tuple[int, int], how: InterpolationMode = BILINEAR) -> Tensor:
+    """Planes (N, H, W) resized to (H, W); masks by the nearest pixel, so that values stay what they are."""
+    if not len(planes):
+        return planes.new_zeros((0, *size))
+    return F.resize(planes, list(size), how, antialias=False)
 
 
-def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks (N, H, W) resized to (H, W) by the nearest pixel, so that values stay what they are."""
-    if not len(masks):
-        return masks.new_zeros((0, *size))
-    return F.resize(masks, list(size), InterpolationMode.NEAREST_EXACT)
+def moved(target: Target, move: Callable[[Tensor], Tensor], masks: Callable[[Tensor], Tensor]) -> Target:
+    """A target with x and y of boxes and keypoints (..., 2) moved by a function, and masks (N, H, W) by another."""
+    target = target | dict(boxes=move(target["boxes"].unflatten(1, (2, 2))).flatten(1))
+    if "masks" in target:
+        target["masks"] = masks(target["masks"])
+    if "keypoints" in target:
+        points = target["keypoints"]
+        target["keypoints"] = torch.cat([move(points[..., :2]), points[..., 2:]], 2)
+    return target
 
 
 def resize(pixels: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tensor, Target]:
@@ -237,13 +236,8 @@ def resize(pixels: Tensor, target: Target, size: tuple[int, int]) -> tuple[Tenso
     if size == (height, width):
         return pixels, target
     by = torch.tensor([size[1] / width, size[0] / height])
-    target = target | dict(boxes=target["boxes"] * by.repeat(2), area=target["area"] * by.prod())
-    if "masks" in target:
-        target["masks"] = resize_masks(target["masks"], size)
-    if "keypoints" in target:
-        points = target["keypoints"]
-        target["keypoints"] = torch.cat([points[..., :2] * by, points[..., 2:]], 2)
-    return resize_image(pixels, size), target
+    target = moved(target, lambda places: places * by, lambda masks: resize_planes(masks, size, NEAREST))
+    return resize_planes(pixels, size), target | dict(area=target["area"] * by.prod())
 
 
 def crop_planes(planes: Tensor, window: Window, ground: tuple[int, ...] | int = 0) -> Tensor:
@@ -266,26 +260,17 @@ def ground_of(pixels: Tensor) -> tuple[int, ...]:
 def crop(pixels: Tensor, target: Target, window: Window) -> tuple[Tensor, Target]:
     """The part in a window; boxes and keypoints may lie outside of it until `left_over`."""
     corner = torch.tensor([window[1], window[0]])
-    target = target | dict(boxes=target["boxes"] - corner.repeat(2))
-    if "masks" in target:
-        target["masks"] = crop_planes(target["masks"], window)
-    if "keypoints" in target:
-        points = target["keypoints"]
-        target["keypoints"] = torch.cat([points[..., :2] - corner, points[..., 2:]], 2)
+    target = moved(target, lambda places: places - corner, lambda masks: crop_planes(masks, window))
     return crop_planes(pixels, window, ground_of(pixels)), target
 
 
 def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Tensor, Target]:
     """Mirror left and right. Keypoint i of the result is keypoint swapped[i], or i if it has no counterpart."""
     width = pixels.shape[2]
-    x1, y1, x2, y2 = target["boxes"].unbind(1)
-    target = target | dict(boxes=torch.stack([width - x2, y1, width - x1, y2], 1))
-    if "masks" in target:
-        target["masks"] = target["masks"].flip(2)
+    target = moved(target, lambda xy: torch.stack([width - xy[..., 0], xy[..., 1]], -1), lambda masks: masks.flip(2))
+    target["boxes"] = target["boxes"][:, [2, 1, 0, 3]]
     if "keypoints" in target:
-        points = target["keypoints"]
-        points = points[:, [swapped.get(i, i) for i in range(points.shape[1])]]
-        target["keypoints"] = torch.cat([width - points[..., :1], points[..., 1:]], 2)
+        target["keypoints"] = target["keypoints"][:, [swapped.get(i, i) for i in range(target["keypoints"].shape[1])]]
     return pixels.flip(2), target
 
 

@@ -24,10 +24,8 @@ class DenseView(Rows, Dataset):
     """Some images of a data set, with their classes as another numbers them.
 
     Args:
-        dataset: `CocoDataset`, `MaskFolder`, scenes, or a view of them, whose targets are objects or classes of pixels.
-        indices: Of the images, in this order; all if None.
-        classes: The classes by the other's numbers, among which all of the data set's own are; None for its own.
-        others_ids: The other's `category_ids`, for the classes that the data set does not have.
+        dataset, indices: `CocoDataset`, `MaskFolder`, scenes, or a view of them; and the images in order, all if None.
+        classes, others_ids: The other's classes, among which all of the data set's own are, and their ids; None if own.
         points: Added to x and y of labelled keypoints: 0.5 turns COCO's indices of pixels into coordinates of boxes.
     """
 
@@ -156,17 +154,15 @@ def _innermost(view: Any) -> Any:
 def without_labels(view: DenseView, shown: Sequence[Sequence[int]], verb: str, place: str) -> list[str]:
     """What cannot be learnt or scored for want of labels, given those of each image and where they are, a line each; an
     error if that is everything. The verb is "train on", "validate on" or "evaluate on"."""
-    objects = bool(view.category_ids)
-    present = {label for labels in shown for label in labels}
+    objects, present, notes = bool(view.category_ids), set().union(*shown), []
+    what = "objects" if objects else "pixels"
     if not present:
         for i in range(0 if objects else min(len(view), 8)):
             view.target(i)  # says what is wrong with a mask that cannot be read or holds other values
         if getattr(_innermost(view), "keypoints", False):
             raise ValueError(f"{place} has no labelled keypoint to {verb}; every visibility is 0")
-        what = "objects" if objects else "pixels of any class"
-        expected = "expected annotations, other than crowds, in its images" if objects else "every pixel is ignored"
-        raise ValueError(f"{place} has no {what} to {verb}; {expected}")
-    what, notes = "objects" if objects else "pixels", []
+        why = "expected annotations, other than crowds, in its images" if objects else "every pixel is ignored"
+        raise ValueError(f"{place} has no {what if objects else 'pixels of any class'} to {verb}; {why}")
     if lost := [name for label, name in enumerate(view.classes, int(objects)) if label not in present]:
         notes.append(f"classes without {what} to {verb}: {some(lost, 20)} (of {len(view.classes)} classes)")
     if objects and (empty := sum(not labels for labels in shown)):

@@ -1,19 +1,18 @@
-"""Images to learn from without a download: textured objects made of known parts in front of clutter.
-
-A scene depends on its numbers alone: it is the same on every machine and at every size. The parts of an object and
-their arrangement tell its class; colours, textures, places and sizes do not, and single parts of others lie about.
-"""
+"""Images to learn from without a download: textured objects made of known parts in front of clutter, the same on every
+machine and at every size. The parts of an object and their arrangement tell its class, nothing else does."""
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
 from PIL import Image
 
+from ...errors import check_choice
 from ..record_file import RecordFile
 from .composition import Plan, Thing, checked_classes, compose, main_class
 from .drawing import colour, contours
@@ -50,9 +49,8 @@ def draw_scene(
     """Draw the scene of a number.
 
     Args:
-        index: From 0 up.
+        index, seed: From 0 up; others give other scenes.
         size: Side, or height and width. Every size shows the same scene; only the noise of the pixels differs.
-        seed: Other seeds give other scenes.
         without: Leave out the "salient" part of the main object, or its "other" parts; no other pixel changes.
         classes: The objects that occur. Every len(classes) scenes in a row show each of them once as the main one.
         split: "train", "val" or "test"; they share no scene.
@@ -68,8 +66,8 @@ def checked_size(size: int | tuple[int, int], without: str | None) -> tuple[int,
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 8:
         raise ValueError(f"size={size}; expected at least 8 pixels, less shows nothing")
-    if without not in (None, "salient", "other"):
-        raise ValueError(f"without={without!r} is not known; choose one of None, 'salient', 'other'")
+    if without is not None:
+        check_choice("without", without, ("salient", "other"))
     return height, width
 
 
@@ -102,16 +100,9 @@ def annotate(plan: Plan, image: np.ndarray, patches: np.ndarray, without: str | 
     points = [locate(plan.things[n], mask, () if n else gone) for n, mask in zip(kept, masks, strict=True)]
     boxes = [Image.fromarray(mask).getbbox() or (0, 0, 0, 0) for mask in masks]
     of_class = [0, *(thing.label + 1 for thing in plan.things)]
-    return Scene(
-        image=image,
-        label=int(labels[0]),
-        boxes=np.array(boxes, np.float32),
-        labels=labels,
-        masks=masks,
-        parts=part * masks,
-        keypoints=np.array(points),
-        semantic=np.array(of_class, np.uint8)[owner],
-    )
+    objects: Any = dict(boxes=np.array(boxes, np.float32), labels=labels, masks=masks, keypoints=np.array(points))
+    semantic = np.array(of_class, np.uint8)[owner]
+    return Scene(image=image, label=int(labels[0]), parts=part * masks, semantic=semantic, **objects)
 
 
 def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
@@ -130,12 +121,8 @@ def locate(thing: Thing, mask: np.ndarray, gone: Sequence[int]) -> np.ndarray:
 
 
 class Scenes:
-    """A source of `count` scenes, drawn when first needed and kept; other arguments are as for `draw_scene`.
-
-    Args:
-        cache: Folder that keeps the images, shared by all processes and runs. Without one, each process keeps them in
-            memory if all of them take less than 256 MB.
-    """
+    """A source of `count` scenes, drawn when first needed and kept: in the folder `cache`, shared by all processes and
+    runs, else in the memory of each if all take less than 256 MB. Other arguments are as for `draw_scene`."""
 
     def __init__(
         self,
@@ -151,8 +138,7 @@ class Scenes:
         if count < 0:
             raise ValueError(f"count={count}; expected a number of scenes, 0 or more")
         self.count, self.size, self.seed, self.split = count, checked_size(size, without), seed, split
-        self.without = without
-        self.classes = checked_classes(classes)
+        self.without, self.classes = without, checked_classes(classes)
         main_class(0, seed, split, len(self.classes))  # complains now, not in a worker
         height, width = self.size
         self.store: RecordFile | None = None
@@ -205,6 +191,6 @@ class Scenes:
 @cache
 def drawing_version() -> str:
     """A checksum of the code that draws, so that a folder never serves images of an older version."""
-    files = (Path(__file__).with_name(f"{name}.py") for name in ("__init__", "composition", "drawing", "objects"))
-    code = b"".join(file.read_bytes() for file in files)
+    names = "__init__.py", "composition.py", "drawing.py", "objects.py", "objects.yaml"
+    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in names)
     return f"{zlib.crc32(code + PIL.__version__.encode()):08x}"

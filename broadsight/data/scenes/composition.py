@@ -2,31 +2,31 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
+from typing import NamedTuple
 
 import numpy as np
 
+from ...errors import check_choice
 from .drawing import Canvas
 from .objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, area, template
 
 SPLITS = ("train", "val", "test")
+Place = tuple[float, float]  # in shares of width and height
 
 
-@dataclass(frozen=True, eq=False)
-class Thing:
+class Thing(NamedTuple):
     """An object of a scene."""
 
     label: int  # its class
-    centre: tuple[float, float]  # in shares of width and height
+    centre: Place
     keypoints: np.ndarray  # (K, 2), from the centre, in shares of the shorter side
     on: list[int]  # (K,), the part that each keypoint lies on, -1 for one that the object does not have
     patches: dict[int, int]  # as which patch each part is drawn
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     canvas: Canvas
     grounds: int  # the first patches, which are the background
     things: list[Thing]  # main first
@@ -60,8 +60,7 @@ def main_class(index: int, seed: int, split: str, count: int) -> int:
     """The class of a scene's main object, without composing it: each `count` scenes in a row are a shuffle of all."""
     if index < 0 or seed < 0:
         raise ValueError(f"index={index}, seed={seed}; expected non-negative numbers")
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r} is not known; choose one of {', '.join(map(repr, SPLITS))}")
+    check_choice("split", split, SPLITS)
     return shuffled(seed, split, index // count, count)[index % count]
 
 
@@ -76,11 +75,14 @@ def compose(index: int, seed: int, split: str, classes: tuple[str, ...]) -> Plan
     rng = generator(seed, split, 1, index)
     dice, canvas = Dice(rng), Canvas()
     scale = dice(0.35, 0.8)
-    margin = 0.5 * scale
-    centre = dice(margin, 1 - margin), dice(margin, 1 - margin)
+    centre = dice(0.5 * scale, 1 - 0.5 * scale), dice(0.5 * scale, 1 - 0.5 * scale)
     others = [number for number in range(len(classes)) if number != label]
-    for _ in range(dice.pick(3)):
-        region(canvas, dice)
+    for _ in range(dice.pick(3)):  # one side of a line through the image: a horizon, a wall
+        aim, far = dice(0, 2 * math.pi), dice(-0.35, 0.35)
+        cos, sin = math.cos(aim), math.sin(aim)
+        corners = [(far, -3.0), (3.0, -3.0), (3.0, 3.0), (far, 3.0)]
+        turned = np.array([(x * cos - y * sin, x * sin + y * cos) for x, y in corners])
+        canvas.add(canvas.patch(), turned, (0.5, 0.5))
     grounds = len(canvas.owners)
     for _ in range(3 + dice.pick(6)):
         clutter(canvas, dice, scale, [classes[number] for number in others])
@@ -107,9 +109,7 @@ def compose(index: int, seed: int, split: str, classes: tuple[str, ...]) -> Plan
     return Plan(canvas, grounds, [main, *things], rng)
 
 
-def put(
-    canvas: Canvas, dice: Dice, label: int, name: str, centre: tuple[float, float], scale: float, number: int
-) -> Thing:
+def put(canvas: Canvas, dice: Dice, label: int, name: str, centre: Place, scale: float, number: int) -> Thing:
     """Draw one object `scale` wide, turned, mirrored, bent and with each of its parts a little off."""
     shape = template(name)
     turn, flip = math.radians(dice(-35, 35)), -1 if dice() < 0.5 else 1
@@ -133,20 +133,9 @@ def put(
     return Thing(label, centre, points[-len(KEYPOINTS) :][order], [shape.on[place] for place in order], patches)
 
 
-def region(canvas: Canvas, dice: Dice) -> None:
-    """One side of a line through the image: a horizon, a wall."""
-    aim, far = dice(0, 2 * math.pi), dice(-0.35, 0.35)
-    cos, sin = math.cos(aim), math.sin(aim)
-    corners = [(far, -3.0), (3.0, -3.0), (3.0, 3.0), (far, 3.0)]
-    turned = np.array([(x * cos - y * sin, x * sin + y * cos) for x, y in corners])
-    canvas.add(canvas.patch(), turned, (0.5, 0.5))
-
-
 def clutter(canvas: Canvas, dice: Dice, scale: float, names: Sequence[str]) -> None:
     """A blob, a stick or, mostly, a part that some other object has lost, as large as if it were the main one's."""
-    centre = dice(), dice()
-    kind = dice()
-    patch = canvas.patch()
+    centre, kind, patch = (dice(), dice()), dice(), canvas.patch()
     if kind < 0.15:
         canvas.add(patch, blob(dice, dice(0.04, 0.14), 0.3), centre)
         return

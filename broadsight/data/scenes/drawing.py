@@ -11,10 +11,8 @@ from PIL import Image, ImageDraw
 
 @dataclass
 class Canvas:
-    """What is to be painted, from the back to the front: each patch is one or more outlines that share a texture.
-
-    Patch 0 is the ground. Offsets are shares of the shorter side, centres are shares of width and height.
-    """
+    """What is to be painted, from the back to the front: each patch is one or more outlines that share a texture; 0 is
+    the ground. Offsets are shares of the shorter side, centres are shares of width and height."""
 
     outlines: list[tuple[int, np.ndarray, tuple[float, float]]] = field(default_factory=list)  # patch, offsets, centre
     owners: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])  # object and part of each patch, from 1

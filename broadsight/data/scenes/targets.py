@@ -20,6 +20,7 @@ class _Drawn(Rows, Dataset):
     """Scenes with targets, which a sub-class makes."""
 
     notes = ()
+    target_of: Any  # from the number of a scene and the scene to its target
 
     def __init__(self, scenes: Scenes, channels: int):
         super().__init__(scenes)
@@ -36,9 +37,6 @@ class _Drawn(Rows, Dataset):
         plan = compose(scenes.checked(i), scenes.seed, scenes.split, scenes.classes)
         image, patches = np.zeros((*scenes.size, 3), np.uint8), plan.canvas.paint(*scenes.size)
         return self.target_of(i, annotate(plan, image, patches, None))
-
-    def target_of(self, i: int, scene: Scene) -> Any:
-        raise NotImplementedError
 
     def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
         scene = self.scenes.scene(index)
@@ -60,13 +58,9 @@ class SceneObjects(_Drawn):
         areas = scene.masks.sum((1, 2))
         seen = areas > 0
         boxes = torch.from_numpy(scene.boxes[seen].reshape(-1, 4))
-        target = dict(
-            boxes=tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=scene.image.shape[:2]),  # ty: ignore[no-matching-overload]
-            labels=torch.from_numpy(scene.labels[seen]) + 1,
-            iscrowd=torch.zeros(len(boxes), dtype=torch.int64),
-            area=torch.from_numpy(areas[seen].astype(np.float32)),
-            image_id=i,
-        )
+        boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=scene.image.shape[:2])  # ty: ignore[no-matching-overload]
+        target = dict(boxes=boxes, labels=torch.from_numpy(scene.labels[seen]) + 1, image_id=i)
+        target |= dict(iscrowd=torch.zeros(len(boxes)).long(), area=torch.from_numpy(areas[seen].astype(np.float32)))
         if self.masks:
             target["masks"] = tv_tensors.Mask(torch.from_numpy(scene.masks[seen].astype(np.uint8)))
         if self.keypoints:

@@ -1,10 +1,9 @@
 """The dense heads. Each file of this folder registers its own, and is found here by being in the folder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -13,8 +12,7 @@ from ...errors import check_choice
 TASKS = ("detect", "instances", "keypoints", "segment")
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """A registered head."""
 
     task: str  # one of TASKS
@@ -27,12 +25,9 @@ HEADS: dict[str, Head] = {}
 
 
 def register(name: str, task: str, *, top_down: bool = False, square: bool = False) -> Callable[[Any], Any]:
-    """Decorate a function that builds a dense model; `build`, runs and the command line then know it by this name.
-
-    The function takes Stages, the number of classes, and options as keywords. The model has `stages` and `task`; in
-    train mode `model(images, targets)` returns a dict of losses, in eval mode `model(images)` what was found.
-    Heads that find objects in whole images are given `image_size`, those for keypoints also `num_keypoints`.
-    """
+    """Decorate a function from Stages, a number of classes and options to a dense model, which is then known by this
+    name. The model has `stages` and `task`; in train mode `model(images, targets)` returns a dict of losses, else
+    `model(images)` what was found. Options are `image_size` for whole images, `num_keypoints` for keypoints."""
     check_choice("task", task, TASKS)
 
     def add(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

@@ -1,7 +1,4 @@
-"""Detectors that score anchors or points of the maps directly: RetinaNet, FCOS and SSDLite.
-
-With ATSS (Zhang et al., CVPR 2020) each object sets its own threshold for the anchors that are trained for it.
-"""
+"""Detectors that score anchors or points of the maps directly: RetinaNet, also with ATSS's samples, FCOS, SSDLite."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,12 +36,9 @@ class RetinaNet(OneStage, detection.RetinaNet):
 
 
 def assign(anchors_per_level: list[Tensor], gt_boxes: Tensor, k: int = 9) -> Tensor:
-    """The object that each anchor of all levels, (A_i, 4) each, is trained for: indices into gt_boxes (G, 4), or -1.
-
-    An object's candidates are the k anchors of each level with the nearest centres. Positive are those with a centre
-    inside the object and an IoU of at least mean + standard deviation over all its candidates. An anchor that is
-    positive for several objects goes to the one with the highest IoU.
-    """
+    """The object that each anchor of all levels, (A_i, 4) each, is trained for: indices into gt_boxes (G, 4), or -1. Of
+    the k anchors of each level with the nearest centres, positive are those with a centre inside the object and an IoU
+    of at least mean + standard deviation over all k; of several objects, the one with most IoU gets an anchor."""
     anchors = torch.cat(anchors_per_level)
     if not len(gt_boxes):
         return anchors.new_full((len(anchors),), -1, dtype=torch.int64)
@@ -60,8 +54,7 @@ def assign(anchors_per_level: list[Tensor], gt_boxes: Tensor, k: int = 9) -> Ten
     candidates = torch.cat(nearest)  # N G
     found = overlaps.gather(0, candidates)  # N G
     spread = found.std(0) if len(found) > 1 else torch.zeros_like(found[0])
-    positive = torch.zeros_like(overlaps, dtype=torch.bool)
-    positive.scatter_(0, candidates, found >= found.mean(0) + spread)
+    positive = torch.zeros_like(overlaps, dtype=torch.bool).scatter(0, candidates, found >= found.mean(0) + spread)
     sides = torch.cat([centres[:, None] - gt_boxes[:, :2], gt_boxes[:, 2:] - centres[:, None]], 2)  # A G 4
     positive &= sides.amin(2) > 0
     best, matched = overlaps.masked_fill(~positive, -1).max(1)
@@ -85,13 +78,12 @@ class AdaptiveRegressionHead(FCOSRegressionHead):
             del self.bbox_ctrness
 
     def forward(self, x: list[Tensor]) -> dict[str, Tensor]:  # ty: ignore[incompatible-method-override]
-        outputs: dict[str, list[Tensor]] = {"bbox_regression": []}
-        for level, scale in zip(x, self.scales, strict=True):
-            features = self.conv(level)
-            outputs["bbox_regression"].append((self.bbox_reg(features) * scale).flatten(2).mT)  # B HW 4
-            if hasattr(self, "bbox_ctrness"):
-                outputs.setdefault("bbox_ctrness", []).append(self.bbox_ctrness(features).flatten(2).mT)  # B HW 1
-        return {name: torch.cat(levels, 1) for name, levels in outputs.items()}
+        features = [self.conv(level) for level in x]
+        pairs = zip(features, self.scales, strict=True)
+        outputs = {"bbox_regression": [self.bbox_reg(x) * scale for x, scale in pairs]}
+        if hasattr(self, "bbox_ctrness"):
+            outputs["bbox_ctrness"] = [self.bbox_ctrness(x) for x in features]
+        return {name: torch.cat([x.flatten(2).mT for x in levels], 1) for name, levels in outputs.items()}
 
 
 class AdaptiveHead(nn.Module):
@@ -107,7 +99,8 @@ class AdaptiveHead(nn.Module):
 
 
 class RetinaNetATSS(OneStage, detection.RetinaNet):
-    """RetinaNet with one square anchor a position and these samples: focal, GIoU and centerness losses."""
+    """RetinaNet with one square anchor a position and ATSS (Zhang et al., CVPR 2020), by which each object sets the
+    threshold for the anchors that are trained for it. Focal, GIoU and centerness losses."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -119,8 +112,7 @@ class RetinaNetATSS(OneStage, detection.RetinaNet):
         # With one anchor a position, a level is a run of anchors of one size
         runs = torch.unique_consecutive(anchors[0][:, 2] - anchors[0][:, 0], return_counts=True)[1].tolist()
         logits = head_outputs["cls_logits"]
-        wanted = torch.zeros_like(logits)
-        found = []
+        wanted, found = torch.zeros_like(logits), []
         for number, (target, image_anchors) in enumerate(zip(targets, anchors, strict=True)):
             matched = assign(list(image_anchors.split(runs)), target["boxes"])
             place = torch.where(matched >= 0)[0]
@@ -132,13 +124,11 @@ class RetinaNetATSS(OneStage, detection.RetinaNet):
         deltas = head_outputs["bbox_regression"].flatten(0, 1)[place]
         box_losses = generalized_box_iou_loss(self.box_coder.decode_single(deltas, samples), boxes)
         losses = {"classification": sigmoid_focal_loss(logits, wanted, reduction="sum") / count}
-        if "bbox_ctrness" in head_outputs:
-            central = centerness(samples, boxes)
-            said = head_outputs["bbox_ctrness"].flatten()[place]
-            box_loss = (box_losses * central).sum() / central.sum().clamp(min=1e-6)
-            losses["bbox_ctrness"] = F.binary_cross_entropy_with_logits(said, central, reduction="sum") / count
-        else:
-            box_loss = box_losses.sum() / count
+        if "bbox_ctrness" not in head_outputs:
+            return {**losses, "bbox_regression": 2.0 * (box_losses.sum() / count)}
+        central, said = centerness(samples, boxes), head_outputs["bbox_ctrness"].flatten()[place]
+        box_loss = (box_losses * central).sum() / central.sum().clamp(min=1e-6)
+        losses["bbox_ctrness"] = F.binary_cross_entropy_with_logits(said, central, reduction="sum") / count
         return {**losses, "bbox_regression": 2.0 * box_loss}
 
     def postprocess_detections(self, head_outputs: Any, anchors: Any, image_shapes: Any) -> list[dict[str, Tensor]]:
@@ -176,10 +166,8 @@ def retinanet(
     Args:
         assigner: "iou": positive anchors by IoU; "atss": adaptive selection, one square anchor a position, GIoU loss.
         centerness: With "atss", a branch that predicts how central a position is in its object.
-        image_size: (shorter side, longest side) that images are resized to in eval mode.
-        width: Channels of the pyramid and the heads.
+        image_size, width, options: As of `fcos`, and detections_per_img, ... of torchvision's RetinaNet.
         anchor_scale, aspect_ratios: Of the smallest anchor, its side in strides; 4, with "atss" 8 and square.
-        options: Of torchvision's RetinaNet, such as score_thresh, nms_thresh, detections_per_img.
     """
     check_choice("assigner", assigner, ("iou", "atss"))
     pyramid = FeaturePyramid(stages, lowest=8, extra="c5" if assigner == "iou" else "p5", width=width)
@@ -201,15 +189,13 @@ def fcos(
     """FCOS: maps at strides 8 to 128; each position predicts the distances to its object's sides, and centerness.
 
     Args:
-        image_size: (shorter side, longest side) that images are resized to in eval mode.
+        image_size, options: (shorter side, longest side) in eval mode; score_thresh, nms_thresh, ... of torchvision's.
         width: Channels of the pyramid and the heads, a multiple of 32 from 64: they are normalised in 32 groups.
-        options: Of torchvision's FCOS, such as score_thresh, nms_thresh, center_sampling_radius.
     """
     pyramid = FeaturePyramid(stages, lowest=8, extra="p5", width=width)
     options = {"score_thresh": 0.05, "anchor_generator": StridedAnchors(pyramid.strides, 1, offset=0.5), **options}
     model: Any = FCOS(pyramid, num_classes, num_classes, image_size, **options)
-    # torchvision cuts distances off at zero where the paper has an exponential. Begin as that does, a stride from each
-    # side: a model that begins below zero everywhere never gets a gradient.
+    # torchvision cuts distances off at zero, and below it there is no gradient: begin as the paper's exponential, at 1
     nn.init.ones_(model.head.regression_head.bbox_reg.bias)
     return model
 
@@ -257,13 +243,12 @@ def ssdlite(
 
     Args:
         image_size: (H, W) that images are resized to in eval mode, whatever their aspect; train on this size.
-        extra_widths: Channels of the maps at strides 64, 128, 256 and 512.
-        options: Of torchvision's SSD, such as score_thresh, nms_thresh, detections_per_img, iou_thresh.
+        extra_widths, options: Channels of maps at strides 64 to 512; score_thresh, iou_thresh, ... of torchvision's.
     """
     norm_layer = partial(SteadyBatchNorm2d, eps=0.001, momentum=0.03)
     backbone = ExtraLevels(stages, extra_widths, norm_layer)
     boxes = DefaultBoxGenerator([[2, 3] for _ in backbone.out_channels], min_ratio=0.2, max_ratio=0.95)
     head = SSDLiteHead(backbone.out_channels, boxes.num_anchors_per_location(), num_classes + 1, norm_layer)
-    usual: dict[str, Any] = dict(anchor_generator=boxes, size=tuple(image_size), head=head, score_thresh=0.001)
-    usual |= dict(nms_thresh=0.55, detections_per_img=300, topk_candidates=300)
-    return SSDLite(backbone, num_classes, num_classes + 1, image_size, square=True, **usual | options)
+    usual: dict[str, Any] = dict(score_thresh=0.001, nms_thresh=0.55, detections_per_img=300, topk_candidates=300)
+    parts = dict(anchor_generator=boxes, size=tuple(image_size), head=head)
+    return SSDLite(backbone, num_classes, num_classes + 1, image_size, square=True, **usual | parts | options)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,14 @@ IGNORED = 255  # in masks: pixels of no class
 class Segmenter(nn.Module):
     """Images (B, C, H, W) with values from 0 to 1 -> logits (B, num_classes, H, W), for any H and W.
 
-    In train mode, with masks (B, H, W) of class numbers, a dict of losses to be summed: "loss", the mean cross-entropy
-    over pixels that are not 255; if asked for, "aux", that of the auxiliary head, and "dice", times their weights.
+    In train mode, with masks (B, H, W) of class numbers or 255, a dict of losses to be summed: "loss", the mean
+    cross-entropy; if asked for, "aux", that of the auxiliary head, and "dice", times their weights.
 
     Args:
         decoder: From the four maps of the backbone to one (B, width, ceil(H / 4), ceil(W / 4)).
         dropout: Share of channels dropped before the classifiers in training.
         auxiliary, aux_weight: From the map of stride 16 to `aux_channels`, for training only, and its loss's weight.
-        class_weights: A weight for each class in the cross-entropy, which is then a weighted mean.
-        dice: Weight of a Dice loss; needs segmentation-models-pytorch.
+        class_weights, dice: Of each class in the cross-entropy, and of a Dice loss (segmentation-models-pytorch).
     """
 
     task = "segment"
@@ -54,11 +54,10 @@ class Segmenter(nn.Module):
         self.stages, self.num_classes = stages, num_classes
         self.normalise, self.decoder = Normalise(stages), decoder
         self.classifier = pixel_classifier(width, num_classes, dropout)
-        self.aux_weight, self.dice_weight = aux_weight, dice
+        self.aux_weight, self.dice_weight, self.weight_values = aux_weight, dice, class_weights
         self.auxiliary = self.dice = None
         if auxiliary is not None:
             self.auxiliary = nn.Sequential(auxiliary, pixel_classifier(aux_channels, num_classes, dropout))
-        self.weight_values = class_weights
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
         if dice:
@@ -100,13 +99,9 @@ class SemanticFPN(nn.Module):
     def __init__(self, channels: Sequence[int], pyramid_channels: int, width: int, norm: Callable[..., nn.Module]):
         super().__init__()
         self.pyramid = FeaturePyramidNetwork(list(channels), pyramid_channels)
-        self.branches = nn.ModuleList(
-            nn.ModuleList(
-                Conv2dNormActivation(width if number else pyramid_channels, width, 3, norm_layer=norm)
-                for number in range(max(1, level))
-            )
-            for level in range(len(channels))
-        )
+        widths = [[pyramid_channels] + [width] * max(0, level - 1) for level in range(len(channels))]
+        layer = partial(Conv2dNormActivation, out_channels=width, kernel_size=3, norm_layer=norm)
+        self.branches = nn.ModuleList(nn.ModuleList(map(layer, before)) for before in widths)
         initialise(self.branches)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
@@ -114,9 +109,7 @@ class SemanticFPN(nn.Module):
         results = []
         for level, (x, branch) in enumerate(zip(maps, self.branches, strict=True)):
             for number, convolution in enumerate(branch):  # ty: ignore[invalid-argument-type]
-                x = convolution(x)
-                if level:
-                    x = enlarged(x, 2, maps[level - number - 1])
+                x = enlarged(convolution(x), 2, maps[level - number - 1]) if level else convolution(x)
             results.append(x)
         return torch.stack(results).sum(0)
 
@@ -157,13 +150,7 @@ def semantic_fpn(
     norm: str = "batch",
     **options: Any,
 ) -> Segmenter:
-    """Semantic FPN.
-
-    Args:
-        pyramid_channels, channels: Of the feature pyramid, and of the convolutions after it.
-        norm: Of the decoder, "batch" or "group"; "group" suits devices with one or two images each.
-        options: `dropout`, `class_weights` and `dice` of Segmenter.
-    """
+    """Semantic FPN, with `channels` in the convolutions after the pyramid; other options are as of `upernet`."""
     check_choice("norm", norm, NORMS)
     decoder = SemanticFPN(stages.channels, pyramid_channels, channels, NORMS[norm])
     return Segmenter(stages, decoder, channels, num_classes, **options)
@@ -183,10 +170,9 @@ def upernet(
     """UPerNet, with a second, simple head on the map of stride 16 in training.
 
     Args:
-        channels, aux_channels: Of the decoder, and of the second head.
-        aux_weight: Of the second head's loss; 0 for no such head.
-        norm: Of the decoder, "batch" or "group". With one image per device, use "group": "batch" has only running
-            statistics for the globally pooled branch, which then never change.
+        channels, aux_channels, aux_weight: Of the decoder, of the second head, and of its loss; 0 for no such head.
+        norm: Of the decoder, "batch" or "group". With one or two images per device, use "group": with one, "batch" has
+            only running statistics for the globally pooled branch, which then never change.
         options: `dropout`, `class_weights` and `dice` of Segmenter.
     """
     check_choice("norm", norm, NORMS)

@@ -1,13 +1,13 @@
 """Detection without suppression: RT-DETR (Zhao et al., CVPR 2024), whose queries predict one box each."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_convert
 
 from ..detector import check_labels, freeze_unused, in_float32
+from ..inference import resized
 from ..stages import Normalise, Stages
 from . import register
 
@@ -19,17 +19,14 @@ LOSSES = {"loss_vfl": "class", "loss_bbox": "box", "loss_giou": "giou"}  # in tr
 class RTDETR(nn.Module):
     """Images, a list of (C, H_i, W_i) with values from 0 to 1, -> a list of dicts of boxes, labels and scores.
 
-    Each image is resized to `image_size`, in training too, whatever its aspect. Predictions are in pixels of the given
-    image, the best first. In train mode, with targets (dicts of boxes (N, 4), x1 y1 x2 y2, and labels (N,) from 1), a
-    dict of losses to be summed: "class", "box" and "giou". Most is of Hugging Face transformers, the extra `hf`.
+    The best first, in pixels of the given image. In train mode, with targets (dicts of boxes (N, 4) and labels (N,)
+    from 1), a dict of losses to be summed: "class", "box" and "giou". Most is of transformers, the extra `hf`.
 
     Args:
         queries: Number of boxes; 300 if None, or the number of positions if that is less.
-        image_size: (H, W) that images are resized to, multiples of 32.
-        channels, heads, feed_forward: Of encoder and decoder.
+        image_size: (H, W), multiples of 32, that images are resized to, in training too, whatever their aspect.
         denoising: Queries about noisy copies of the true boxes in training; 0 for none.
-        detections_per_img: Most predictions for an image.
-        score_thresh: Predictions with a lower score are dropped.
+        detections_per_img, score_thresh: Most predictions for an image, and the lowest score that one may have.
     """
 
     task = "detect"
@@ -69,8 +66,7 @@ class RTDETR(nn.Module):
         self.detections_per_img, self.score_thresh = detections_per_img, score_thresh
         self.normalise = Normalise(stages)
         freeze_unused(stages, FIRST)
-        widths = list(stages.channels[FIRST:])
-        theirs: Any = transformers
+        widths, theirs = list(stages.channels[FIRST:]), cast(Any, transformers)
         # A backbone that is replaced at once, to say how many channels the maps have
         sizes: Any = dict(embedding_size=8, hidden_sizes=[8, *widths], depths=[1, 1, 1, 1], layer_type="bottleneck")
         backbone = theirs.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
@@ -78,37 +74,22 @@ class RTDETR(nn.Module):
         encoder |= dict(encoder_ffn_dim=feed_forward, encoder_attention_heads=heads, d_model=channels)
         decoder: Any = dict(decoder_in_channels=[channels] * len(widths), decoder_layers=decoder_layers)
         decoder |= dict(decoder_ffn_dim=feed_forward, decoder_attention_heads=heads, num_queries=queries)
-        config = theirs.RTDetrConfig(
-            backbone_config=backbone,
-            freeze_backbone_batch_norms=False,
-            num_labels=num_classes,
-            num_denoising=denoising,
-            initializer_bias_prior_prob=0.01,
-            **encoder,
-            **decoder,
-        )
-        self.detector: Any = theirs.RTDetrForObjectDetection(config)
+        other: Any = dict(num_labels=num_classes, num_denoising=denoising, initializer_bias_prior_prob=0.01)
+        other |= dict(backbone_config=backbone, freeze_backbone_batch_norms=False)
+        self.detector: Any = theirs.RTDetrForObjectDetection(theirs.RTDetrConfig(**encoder, **decoder, **other))
         self.detector.model.backbone = GivenMaps()
         initialise(self.detector)
 
-    def forward(
-        self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None
-    ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
         if self.training and targets is None:
             raise ValueError("rtdetr in train mode was given no targets; pass them or call model.eval()")
-        batch = self.normalise(torch.stack([self.resized(image) for image in images]))
+        batch = self.normalise(torch.stack([resized(image, self.image_size) for image in images]))
         maps = self.stages(batch)[FIRST:]
         if not self.training:
             found = self.detector(batch, pixel_mask=maps)
-            sizes = [tuple(image.shape[-2:]) for image in images]
-            return self.predictions(found.logits.float(), found.pred_boxes.float(), sizes)
+            return self.predictions(found.logits.float(), found.pred_boxes.float(), [x.shape[-2:] for x in images])
         labels = [self.as_shares(target, image) for target, image in zip(targets or (), images, strict=True)]
         return self.losses(self.detector(batch, pixel_mask=maps, labels=labels).loss_dict, labels)
-
-    def resized(self, image: Tensor) -> Tensor:
-        if tuple(image.shape[-2:]) == self.image_size:
-            return image
-        return F.interpolate(image[None], self.image_size, mode="bilinear", align_corners=False, antialias=True)[0]
 
     def as_shares(self, target: dict[str, Tensor], image: Tensor) -> dict[str, Tensor]:
         """A target for transformers: centre, width and height as shares of the image's sides; labels from 0."""
@@ -142,8 +123,7 @@ class RTDETR(nn.Module):
 
 
 class GivenMaps(nn.Module):
-    """Replaces the detector's backbone and returns the maps, which are passed in as its pixel mask: so the backbone is
-    once in the state dict, in `stages`."""
+    """Replaces the detector's backbone, which is in `stages`, and returns the maps that come as its pixel mask."""
 
     def forward(self, images: Tensor, maps: list[Tensor]) -> list[tuple[Tensor, None]]:
         return [(x, None) for x in maps]

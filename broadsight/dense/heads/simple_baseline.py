@@ -14,10 +14,9 @@ class SimpleBaseline(nn.Module):
     """Crops (B, C, H, W) with values from 0 to 1 -> heat maps (B, num_keypoints, ceil(H / stride), ceil(W / stride)).
 
     In train mode, with targets (heat maps, weights (B, num_keypoints)), {"loss"}: the mean squared error, weighted for
-    each keypoint. Only the last map of the backbone is used; parameters for the others alone are frozen.
+    each keypoint. Only the last map is used; `num_classes` and `input_size` (H, W) are for the record: others work.
 
     Args:
-        num_classes, input_size: Kinds of objects and (H, W) of crops, for the record: others work.
         channels, deconvs: Of the transposed convolutions, and how many there are, each of which doubles the map.
     """
 
@@ -57,11 +56,10 @@ class SimpleBaseline(nn.Module):
         if not self.training:
             return maps
         if targets is None:
-            what = "simple_baseline in train mode was given no targets"
-            raise ValueError(f"{what}; pass (heat maps, weights) or call model.eval()")
+            raise ValueError("simple_baseline was given no targets; pass (heat maps, weights) or call model.eval()")
         heatmaps, weights = targets
-        if heatmaps.shape != maps.shape or weights.shape != maps.shape[:2]:
-            what = f"heat maps {tuple(heatmaps.shape)} with weights {tuple(weights.shape)} given"
-            expected = f"{tuple(maps.shape)} with {tuple(maps.shape[:2])}"
-            raise ValueError(f"{what}; expected {expected}, as encode() makes with stride={self.stride}")
+        given, wanted = [[tuple(one.shape) for one in pair] for pair in (targets, (maps, maps[..., 0, 0]))]
+        if given != wanted:
+            expected = f"{wanted[0]} with {wanted[1]}, as encode() makes with stride={self.stride}"
+            raise ValueError(f"heat maps {given[0]} with weights {given[1]} given; expected {expected}")
         return {"loss": ((maps.float() - heatmaps) ** 2 * weights[..., None, None]).mean()}

@@ -1,7 +1,4 @@
-"""Detectors that propose regions and then look into each: Faster, Mask and Keypoint R-CNN.
-
-Cascade Mask R-CNN (Cai and Vasconcelos, CVPR 2018) has box stages in a row, each trained on the boxes of the last.
-"""
+"""Detectors that propose regions and then look into each: Faster, Mask and Keypoint R-CNN, and Cascade Mask R-CNN."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -71,7 +68,6 @@ def rcnn(
     Args:
         image_size: (shorter side, longest side) that images are resized to in eval mode.
         width, hidden: Channels of the pyramid, and features of the fully connected layers.
-        anchor_scale, aspect_ratios: Side of the anchors in strides, and their height / width.
         box_head, box_predictor: To replace the two layers and what reads them.
         options: Of torchvision's class: rpn_post_nms_top_n_train, box_batch_size_per_image, box_score_thresh, ...
     """
@@ -139,7 +135,8 @@ class OneBoxPredictor(FastRCNNPredictor):
 
 
 class CascadeHeads(nn.Module):
-    """Replaces torchvision's RoIHeads by one for each stage, each of which samples and codes boxes in its own way."""
+    """Replaces torchvision's RoIHeads by one for each stage, trained on the boxes of the last, with samples and a
+    coding of boxes of its own (Cai and Vasconcelos, CVPR 2018)."""
 
     def __init__(self, steps: Sequence[RoIHeads], loss_weights: Sequence[float]):
         super().__init__()
@@ -235,14 +232,13 @@ def cascade_mask_rcnn(
         box_head: Of each stage: "conv": four convolutions and a fully connected layer; "fc": two of the latter.
         class_agnostic: One box for all classes rather than one for each.
         masks_on: A mask head for "each" stage, averaged in eval mode, or on the "last" alone.
-        thresholds: IoU from which a box is positive, for each stage; later stages code boxes more finely.
-        loss_weights: Of each stage.
+        thresholds, loss_weights: IoU from which a box is positive, for each stage, and what its loss counts.
     """
     check_choice("box_head", box_head, ("conv", "fc"))
     check_choice("masks_on", masks_on, ("each", "last"))
     if len(thresholds) != len(loss_weights):
-        counts = f"{len(thresholds)} thresholds and {len(loss_weights)} loss_weights"
-        raise ValueError(f"{counts}; expected one of each a stage")
+        count = len(loss_weights)
+        raise ValueError(f"{len(thresholds)} thresholds and {count} loss_weights; expected one of each a stage")
 
     def box_parts() -> tuple[nn.Module, nn.Module]:
         predictor = (OneBoxPredictor if class_agnostic else FastRCNNPredictor)(hidden, num_classes + 1)
@@ -261,7 +257,7 @@ def cascade_mask_rcnn(
         if number > 1:
             head, predictor = box_parts()
         box = usual.box_roi_pool, head, predictor
-        weights = (10.0 * number, 10.0 * number, 5.0 * number, 5.0 * number)
+        weights = (10.0 * number, 10.0 * number, 5.0 * number, 5.0 * number)  # later stages code boxes more finely
         mask = mask_parts(stages, width, num_classes) if number == len(thresholds) or masks_on == "each" else {}
         step = RoIHeads(*box, threshold, threshold, *sampling, weights, *after, **mask)
         for name, module in step.named_children():

@@ -10,8 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...data.decoding import decode as decode_photo
-from ...data.dense.pose_crops import cut_out
-from ...data.dense.pose_geometry import crop_affine, invert_affine
+from ...data.dense.pose_geometry import crop_affine, cut_out, invert_affine
 from ..graph import LEAST_SIDE
 from ..session import Description, Session
 from .decoding import Found, Place, decode

@@ -54,4 +54,4 @@ class DenseWork(Work):
     def _scores(self) -> dict[str, float | None]:
         self.scorer.merge(gather_objects(self.scorer.state()))
         figures = {f"val_{name}": value for name, value in known_or_none(self.scorer.compute()).items()}
-        return {**figures, CLASSES_JUDGED: self.scorer.coverage()[0]}  # over how many classes the means are
+        return {**figures, CLASSES_JUDGED: self.scorer.metric.coverage()[0]}  # over how many classes the means are

@@ -7,18 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from broadsight.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, TABLE, corrupt
-from broadsight.data.corruptions.effects import (
-    convolved,
-    elastic_transform,
-    filtered_noise,
-    frost_layer,
-    gaussian_kernel,
-    glass_blur,
-    moved,
-    point_kernel,
-    trail_kernel,
-)
+from broadsight.data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, TABLE, corrupt, effects
+from broadsight.data.corruptions.effects import convolved, gaussian_kernel, moved, point_kernel, trail_kernel
 from broadsight.data.scenes import draw_scene
 from broadsight.data.seeds import mixed
 from tests.refusals import refused
@@ -55,10 +45,13 @@ def change(image: np.ndarray, name: str, severity: int, seed: int = 0) -> float:
     return np.abs(corrupt(image, name, severity, seed=seed).astype(int) - image).mean()
 
 
-def test_names():
+def test_names__in_groups_of_which_blurs_and_moves_leave_a_plain_image_alone():
     assert sum(GROUPS.values(), ()) == CORRUPTIONS and SEVERITIES == (1, 2, 3, 4, 5)
     assert {group: len(names) for group, names in GROUPS.items()} == dict(noise=3, blur=4, weather=4, digital=4)
     assert {len(settings) for settings in TABLE.values()} == {5}
+    names = (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate")
+    for value, name, severity in product((0, 77, 255), names, SEVERITIES):
+        np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
 
 
 @pytest.mark.parametrize("shape", [(33, 47, 3), (40, 32, 1), (8, 8, 3), (8, 100, 1)])
@@ -95,23 +88,14 @@ def test_corrupt__every_severity_changes_more(side, scenes):
         assert changes[0] > 1 and (np.diff(changes) > 0).all(), (name, changes)
 
 
-def test_corrupt__grey_suffers_as_colours_do():
+def test_corrupt__grey_suffers_as_colours_do_and_lengths_scale_with_the_image():
     image = natural(3, 64)
     grey = np.asarray(Image.fromarray(image).convert("L"))[..., None]
     three = np.repeat(grey, 3, 2)
     for name in CORRUPTIONS:
         ratio = change(grey, name, 3) / change(three, name, 3)
         assert 0.8 < ratio < 1.25, (name, ratio)
-
-
-def test_corrupt__blurs_and_moves_leave_a_plain_image_alone():
-    names = (*GROUPS["blur"], "elastic_transform", "contrast", "pixelate")
-    for value, name, severity in product((0, 77, 255), names, SEVERITIES):
-        np.testing.assert_array_equal(corrupt(flat(value, 40), name, severity), flat(value, 40), name)
-
-
-def test_corrupt__lengths_scale_with_the_image():
-    """To corrupt and to shrink is to shrink and to corrupt."""
+    # To corrupt and to shrink is to shrink and to corrupt.
     large = natural(1, 224)
     small = np.asarray(Image.fromarray(large).reduce(4))
     for name in ("defocus_blur", "motion_blur", "zoom_blur"):
@@ -137,16 +121,13 @@ def test_noise__moments_and_shares():
         assert (alone == 1).sum() > (alone > 1).sum()  # each channel by itself
 
 
-def test_convolved__is_the_sum_over_a_mirrored_image():
+def test_convolved__is_the_sum_over_a_mirrored_image_and_kernels_are_as_told():
     x, kernel = generator().random((9, 12, 2)), generator().random((5, 5))
     padded = np.pad(x, ((2, 2), (2, 2), (0, 0)), "symmetric")
     # a kernel's entry right of the centre carries light to the right
     pairs = product(range(5), range(5))
     expected = sum(kernel[i, j] * padded[4 - i : 13 - i, 4 - j : 16 - j] for i, j in pairs)
     np.testing.assert_allclose(convolved(x, kernel), expected, atol=1e-12)
-
-
-def test_kernels__sum_to_one_and_are_as_told():
     kernels = [gaussian_kernel(sigma) for sigma in (0.2, 1, 5)]
     kernels += [trail_kernel(radius, 3, 30) for radius in (0.3, 2, 20)]
     assert [round(kernel.sum(), 9) for kernel in kernels] == [1] * 6
@@ -163,7 +144,7 @@ def test_kernels__sum_to_one_and_are_as_told():
     np.testing.assert_allclose(trail_kernel(10, 5, 90), kernel.T, atol=1e-12)
 
 
-def test_defocus_blur__a_light_becomes_a_disc():
+def test_blurs__discs_of_lights_glass_within_its_reach_and_zoom_of_a_ramp():
     image = flat(0, 224, 1)
     image[110:113, 110:113] = 255
     lit = corrupt(image, "defocus_blur", 5)[..., 0].astype(float)
@@ -173,9 +154,6 @@ def test_defocus_blur__a_light_becomes_a_disc():
     assert 10 < distance.max() < 13 and len(distance) == pytest.approx(np.pi * 11.5**2, rel=0.1)
     inside = lit[np.hypot(*np.indices(lit.shape) - 111) < 8]
     assert inside.std() < 1 and inside.mean() == pytest.approx(9 * 255 / (100 * np.pi), abs=0.5)
-
-
-def test_glass_blur__reaches_no_further_than_told():
     image = flat(0, 224, 1)
     image[100:124, 100:124] = 255
     for severity, (sigma, reach, rounds) in enumerate(TABLE["glass_blur"], 1):
@@ -184,11 +162,8 @@ def test_glass_blur__reaches_no_further_than_told():
         inside = result[100 - margin : 124 + margin, 100 - margin : 124 + margin]
         assert inside.sum() == result.sum() and result.mean() == pytest.approx(image.mean(), rel=0.03)
     for (side, scale), (reach, rounds) in product(((224, 1), (96, 96 / 224), (56, 1 / 3)), ((4, 2), (2, 3))):
-        inner = ways(glass_blur, side, 0.01, reach, rounds)[8:-8, 8:-8]  # scaled to a third, no less
+        inner = ways(effects.glass_blur, side, 0.01, reach, rounds)[8:-8, 8:-8]  # scaled to a third, no less
         assert inner.var() == pytest.approx(rounds * (reach * scale) ** 2 / 3, rel=0.1)
-
-
-def test_zoom_blur__of_a_ramp():
     image = np.repeat(np.arange(0, 224, dtype=np.uint8)[None, :, None], 224, 0)
     for severity, (count, step) in enumerate(TABLE["zoom_blur"], 1):
         slope = (1 + (1 / (1 + step * np.arange(count))).sum()) / (count + 1)
@@ -196,7 +171,7 @@ def test_zoom_blur__of_a_ramp():
         assert np.abs(corrupt(image, "zoom_blur", severity)[..., 0] - expected).max() < 1
 
 
-def test_moved__reads_between_pixels_and_mirrors():
+def test_moves_and_noise__between_pixels_by_slope_and_direction_by_distance_and_shear():
     x = np.arange(12.0).reshape(3, 4, 1)
     still, one = np.zeros((3, 4)), np.ones((3, 4))
     np.testing.assert_array_equal(moved(x, still, still), x)
@@ -204,28 +179,45 @@ def test_moved__reads_between_pixels_and_mirrors():
     assert moved(x, still, -one)[0, :, 0].tolist() == [1, 0, 1, 2]
     assert moved(x, still, one / 4)[0, :, 0].tolist() == [0.25, 1.25, 2.25, 2.75]
     assert moved(x, 100 * one, 100 * one).max() <= 11
+    power = np.zeros((64, 33))
+    for seed in range(40):
+        noise = effects.filtered_noise(np.random.default_rng(seed), 64, 64, 1.5)
+        assert noise.mean() == pytest.approx(0, abs=1e-9) and noise.std() == pytest.approx(1)
+        power += np.abs(np.fft.rfft2(noise)) ** 2
+    frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)) * 64
+    low, high = (power[np.abs(frequency - centre) < 0.5].mean() for centre in (6, 12))
+    assert np.log2(low / high) == pytest.approx(3, abs=0.3)  # twice the slope, being power
+    level = effects.filtered_noise(generator(), 64, 64, 1.5, 0, 10)
+    assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
+    inner = slice(40, 184)
+    waves = ways(effects.elastic_transform, 224, 1.1, 0)[inner, inner]
+    np.testing.assert_allclose(waves.std((0, 1)), 1.1, rtol=0.1)
+    steps = np.diff(waves[..., 0], axis=0)
+    assert steps.std() == pytest.approx(1.1 / (2**0.5 * 2.4), rel=0.1)  # smooth: the derivative of such a field
+    shear = ways(effects.elastic_transform, 224, 0, 4.9)[inner, inner]
+    assert np.abs(np.diff(shear, 2, axis=0)).max() < 1e-9 and np.abs(np.diff(shear, 2, axis=1)).max() < 1e-9
+    third = 224 / 3 - 0.5
+    for down, right in ((third, third), (third, -third), (-third, -third)):
+        at = shear[72, 72] + down * (shear[1, 0] - shear[0, 0]) + right * (shear[0, 1] - shear[0, 0])
+        assert (np.abs(at) < 4.9 + 0.2).all()
+    small = ways(effects.elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
+    np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
 
 
-def test_snow__bleaches_and_falls_twice():
+def test_weather__snow_frost_and_fog():
     for severity, keep in enumerate((0.8, 0.7, 0.7, 0.65, 0.55), 1):
         result = corrupt(flat(0, 96), "snow", severity).astype(int)
         assert result.min() == pytest.approx((1 - keep) * 0.5 * 255, abs=1)  # where no flake is
         assert result.max() > result.min() + 60
         assert np.abs(result - result[::-1, ::-1]).max() <= 1  # the second layer is the first upside down
-
-
-def test_frost__darkens_and_adds_ice():
     result = corrupt(flat(0, 96), "frost", 5) / 255
     assert result.max() < 0.75 and (np.diff(result.reshape(-1, 3)) >= 0).all()  # ice is a little blue
     result = corrupt(flat(255, 96), "frost", 5)
     assert result.min() == pytest.approx(0.6 * 255, abs=3) and result.max() == 255
     for height, width in ((32, 32), (96, 64), (224, 224)):
-        layer = frost_layer(generator(), height, width)
+        layer = effects.frost_layer(generator(), height, width)
         assert layer.shape == (height, width) and layer.min() >= 0 and layer.max() <= 1
         assert 0.25 < layer.mean() < 0.55 and layer.std() > 0.15
-
-
-def test_fog__lies_between_the_image_and_white():
     for severity, thickness in enumerate((1.5, 2, 2.5, 2.75, 3), 1):
         result = corrupt(flat(255, 96), "fog", severity) / 255
         assert result.min() >= 1 / (1 + thickness) - 0.002
@@ -234,20 +226,7 @@ def test_fog__lies_between_the_image_and_white():
         assert (result == result[..., :1]).all()  # colourless
 
 
-def test_filtered_noise__slope_and_direction():
-    power = np.zeros((64, 33))
-    for seed in range(40):
-        noise = filtered_noise(np.random.default_rng(seed), 64, 64, 1.5)
-        assert noise.mean() == pytest.approx(0, abs=1e-9) and noise.std() == pytest.approx(1)
-        power += np.abs(np.fft.rfft2(noise)) ** 2
-    frequency = np.hypot(np.fft.fftfreq(64)[:, None], np.fft.rfftfreq(64)) * 64
-    low, high = (power[np.abs(frequency - centre) < 0.5].mean() for centre in (6, 12))
-    assert np.log2(low / high) == pytest.approx(3, abs=0.3)  # twice the slope, being power
-    level = filtered_noise(generator(), 64, 64, 1.5, 0, 10)
-    assert np.abs(np.diff(level, axis=1)).mean() < 0.5 * np.abs(np.diff(level, axis=0)).mean()  # drawn out to the right
-
-
-def test_brightness_and_contrast__by_formula():
+def test_digital__brightness_and_contrast_by_formula_others_as_pil_makes_them():
     for severity, amount in enumerate((0.1, 0.2, 0.3, 0.4, 0.5), 1):
         bright = min(1, 200 / 255 + amount) * 255
         expected = [round(bright), round(bright / 2), round(bright / 4)]  # hue and saturation stay
@@ -260,25 +239,6 @@ def test_brightness_and_contrast__by_formula():
     for severity, share in enumerate((0.4, 0.3, 0.2, 0.1, 0.05), 1):
         expected = mean + share * (image - mean)
         assert np.abs(corrupt(image, "contrast", severity) - expected).max() <= 0.5 + 1e-9
-
-
-def test_elastic_transform__distance_and_shear():
-    inner = slice(40, 184)
-    waves = ways(elastic_transform, 224, 1.1, 0)[inner, inner]
-    np.testing.assert_allclose(waves.std((0, 1)), 1.1, rtol=0.1)
-    steps = np.diff(waves[..., 0], axis=0)
-    assert steps.std() == pytest.approx(1.1 / (2**0.5 * 2.4), rel=0.1)  # smooth: the derivative of such a field
-    shear = ways(elastic_transform, 224, 0, 4.9)[inner, inner]
-    assert np.abs(np.diff(shear, 2, axis=0)).max() < 1e-9 and np.abs(np.diff(shear, 2, axis=1)).max() < 1e-9
-    third = 224 / 3 - 0.5
-    for down, right in ((third, third), (third, -third), (-third, -third)):
-        at = shear[72, 72] + down * (shear[1, 0] - shear[0, 0]) + right * (shear[0, 1] - shear[0, 0])
-        assert (np.abs(at) < 4.9 + 0.2).all()
-    small = ways(elastic_transform, 56, 1.1, 0)[8:-8, 8:-8]
-    np.testing.assert_allclose(small.std((0, 1)), 1.1 / 3, rtol=0.1)  # scaled to a third, no less
-
-
-def test_pixelate_and_jpeg_compression__are_what_pil_makes():
     image = natural(2, 50)
     for severity, few in enumerate((30, 25, 20, 15, 12), 1):
         box = Image.Resampling.BOX

@@ -1,21 +1,24 @@
 """Which files and folders are which part of a data set for dense tasks."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from broadsight.data.dense.layout import find_parts
+from broadsight.data.dense.layout import Dense, find_parts
 from tests.refusals import refused
 
+DATA = Path(__file__).parents[4] / "shared" / "data"
 
-def coco(file: Path, *images: Path) -> Path:
-    """A COCO file that lists images by their names, which are made."""
+
+def coco(file: Path, *images: Path, names: Sequence[str] = ()) -> Path:
+    """A COCO file that lists names, and images by their names, which are made."""
     file.parent.mkdir(parents=True, exist_ok=True)
     for image in images:
         make_image(image)
-    listed = [dict(id=n, file_name=image.name) for n, image in enumerate(images)]
+    listed = [dict(id=n, file_name=name) for n, name in enumerate([*names, *(image.name for image in images)])]
     file.write_text(json.dumps(dict(images=listed, annotations=[], categories=[])))
     return file
 
@@ -113,5 +116,42 @@ def test_nothing__is_said_in_one_line(tmp_path):
         (tmp_path / "xyz" / "w", r"give a COCO .json, a folder with images and labels, or scenes"),
     ):
         refused(words, find_parts, place, "detect", error=FileNotFoundError)
+    coco(tmp_path / "b" / "x.json", names=["a.png"])
+    words = r"x\.json lists a\.png, which is not in .*; move them there"
+    refused(words, find_parts, tmp_path / "b", "detect", error=FileNotFoundError)
     (tmp_path / "list.txt").write_text("a")
     refused(r"list.txt is not a COCO file", find_parts, tmp_path / "list.txt", "detect")
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "stored", "folder"),
+    [
+        ("instances.json", "a.png", "a.png", "."),
+        ("instances.json", "a.png", "images/a.png", "images"),
+        ("instances.json", "images/ä.png", "images/ä.png", "."),
+        ("train.json", "a.png", "train/a.png", "train"),
+        ("annotations/instances_val2017.json", "a.png", "val2017/a.png", "val2017"),
+        ("annotations/instances_val2017.json", "a.png", "images/val2017/a.png", "images/val2017"),
+        ("annotations/train.json", "train/a.png", "images/train/a.png", "images"),
+    ],
+)
+def test_coco__its_images_wherever_exporters_put_them(tmp_path, file, name, stored, folder):
+    found = Dense("coco", tmp_path / folder, coco(tmp_path / file, names=[name]))
+    make_image(tmp_path / stored)
+    (tmp_path / "settings.json").write_text('{"images": 3}')  # another program's
+    (tmp_path / "empty.json").touch()
+    assert find_parts(tmp_path, "detect") == find_parts(str(tmp_path / file), "detect") == {"all": found}
+
+
+@pytest.mark.parametrize(
+    ("folder", "task", "kind", "images", "labels"),
+    [
+        ("coco", "detect", "coco", "images", "instances.json"),
+        ("coco_keypoints", "keypoints", "coco", ".", "person_keypoints.json"),
+        ("coco_semantic", "segment", "masks", "images", "masks"),
+    ],
+)
+def test_real_data__is_taken_for_what_it_is(folder, task, kind, images, labels):
+    if not (DATA / folder).exists():
+        pytest.skip(f"{folder} is not beside the repository")
+    assert find_parts(DATA / folder, task) == {"all": (kind, DATA / folder / images, DATA / folder / labels)}

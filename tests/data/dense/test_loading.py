@@ -57,16 +57,13 @@ def numbers(pixels, target):
     return torch.full((1, 1, 1), pixels.getpixel((0, 0)), dtype=torch.uint8), target
 
 
-def test_batch__images_keep_their_sizes():
+def test_batch__images_keep_their_sizes_and_unreadable_ones_are_replaced_or_left_out():
     images = DenseDataset(Numbered(5), DenseTransforms("segment", 8).build(False))
     batch = images.__getitems__([(0, 0, 3), (0, 1, 1)])
     assert [tuple(image.shape) for image in batch.images] == [(1, 4, 7), (1, 4, 5)]
     assert [target.unique().tolist() for target in batch.targets] == [[3], [1]]
     assert batch.keys == ((0, 0, 3), (0, 1, 1)) and batch.skipped == () and batch.failure == ""
     assert len(images) == 5
-
-
-def test_unreadable__training_takes_the_next_and_evaluation_goes_without():
     source = Numbered(5, broken=(1, 2))
     keys = [(0, 0, 1), (0, 1, 4)]
     learned = DenseDataset(source, numbers, training=True).__getitems__(keys)

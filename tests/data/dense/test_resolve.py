@@ -64,7 +64,7 @@ def batch(view, task: str, *, training: bool = False, indices=None):
     return images.__getitems__([(0, i, i) for i in (range(len(view)) if indices is None else indices)])
 
 
-def test_hold_out__some_of_the_images_by_their_names(tmp_path):
+def test_hold_out__some_of_the_images_by_their_names_at_least_one_and_never_all(tmp_path):
     file = write(tmp_path, [box(n, n) for n in range(1, 41)], 40)
     one, same = resolve_dense(file, "detect"), resolve_dense(tmp_path, "detect")
     assert (len(one.train), len(one.val)) == (36, 4) and names(one.val) == names(same.val)
@@ -82,16 +82,13 @@ def test_hold_out__some_of_the_images_by_their_names(tmp_path):
     assert about["fingerprint"] == same.description["fingerprint"]
     write(tmp_path, [box(n, n) for n in range(1, 40)], 40)  # an object less
     assert resolve_dense(file, "detect").description["fingerprint"] != about["fingerprint"]
-
-
-def test_hold_out__at_least_one_and_never_all():
     assert [held_out("ab", share, 0, "x").sum() for share in (0.01, 0.99)] == [1, 1]
     assert held_out("abcdefghij", 0.99, 0, "x").sum() == 9
     refused("x has one image, which cannot be divided", held_out, "a", 0.5, 0, "x")
     assert held_out("abcdefghij", 0.3, 3, "").tolist() == held_out("jihgfedcba", 0.3, 3, "").tolist()[::-1]
 
 
-def test_hold_out__every_class_that_can_validate_does(tmp_path):
+def test_hold_out__every_class_that_can_validate_does_and_that_in_one_image_is_told(tmp_path):
     for number in range(20):
         paint(tmp_path / "masks of", f"{number:02d}", values=(0, 1) if number < 2 else (0,))
     rare = [box(n, n, category_id=7 if n in (5, 6) else 3) for n in range(1, 31)]
@@ -104,9 +101,6 @@ def test_hold_out__every_class_that_can_validate_does(tmp_path):
                 shown = {label for i in range(len(view)) for label in view.shown(i)}
                 assert shown == {0, 1} if splits is pixels else shown - {0} == {1, 2}, seed
     assert not any("without" in note for note in pixels.notes)
-
-
-def test_hold_out__a_class_in_one_image_is_told(tmp_path):
     paint(tmp_path, "a", "b", "c")
     paint(tmp_path, "d", values=(0, 1, 2), classes="sky sea sun")
     splits = resolve_dense(tmp_path, "segment")
@@ -118,20 +112,7 @@ def test_hold_out__a_class_in_one_image_is_told(tmp_path):
     assert any(words in note for note in resolve_dense(tmp_path, "segment").notes)
 
 
-def test_val__another_file_whose_classes_come_in_another_order(tmp_path):
-    train = write(tmp_path / "a", [box(1), box(2, category_id=7)])
-    other = [dict(id=1, name="dog"), dict(id=2, name="cat")]
-    val = write(tmp_path / "b", [box(1, category_id=1), box(2, 2, category_id=2)], categories=other)
-    splits = resolve_dense(train, "detect", val=val)
-    assert splits.classes == splits.val.classes == ("cat", "dog")
-    assert [splits.val.target(i)["labels"].tolist() for i in range(2)] == [[2], [1]]
-    assert splits.train.category_ids == {1: 3, 2: 7} and splits.val.category_ids == {1: 2, 2: 1}
-    assert splits.description["val"] == str(val) and splits.description["split"] is None
-    pixels = resolve_dense(train, "segment", val=val)
-    assert pixels.classes == ("background", "cat", "dog") and pixels.val.target(0).unique().tolist() == [0, 2]
-
-
-def test_parts__of_the_data_itself(tmp_path):
+def test_parts__of_the_data_itself_or_another_file_whose_classes_come_in_another_order(tmp_path):
     for key, count in (("train", 3), ("val", 2)):
         write(tmp_path / key, [box(1)], count)
     splits = resolve_dense(tmp_path, "detect")
@@ -142,6 +123,16 @@ def test_parts__of_the_data_itself(tmp_path):
     splits = resolve_dense(tmp_path, "detect", val=other)
     assert len(splits.val) == 1 and any(note.startswith("not used: ") for note in splits.notes)
     assert names(resolve_dense(other, "detect", val=other).train) == names(splits.val) == ["1.png"]
+    train = write(tmp_path / "a", [box(1), box(2, category_id=7)])
+    other = [dict(id=1, name="dog"), dict(id=2, name="cat")]
+    val = write(tmp_path / "b", [box(1, category_id=1), box(2, 2, category_id=2)], categories=other)
+    splits = resolve_dense(train, "detect", val=val)
+    assert splits.classes == splits.val.classes == ("cat", "dog")
+    assert [splits.val.target(i)["labels"].tolist() for i in range(2)] == [[2], [1]]
+    assert splits.train.category_ids == {1: 3, 2: 7} and splits.val.category_ids == {1: 2, 2: 1}
+    assert splits.description["val"] == str(val) and splits.description["split"] is None
+    pixels = resolve_dense(train, "segment", val=val)
+    assert pixels.classes == ("background", "cat", "dog") and pixels.val.target(0).unique().tolist() == [0, 2]
 
 
 def test_masks__parts_share_the_file_of_classes(tmp_path):
@@ -157,6 +148,12 @@ def test_masks__parts_share_the_file_of_classes(tmp_path):
     assert resolve_dense(tmp_path, "segment").val.target(0)[0].tolist() == [1, 0] * 4
     (tmp_path / "masks" / "val" / "classes.txt").write_text("sea\nlake\n")
     refused(r"has classes that .* has not: lake", resolve_dense, tmp_path, "segment")
+    folder = paint(tmp_path / "unknown", "a", "b")
+    paint(folder, "c", values=(0, 9))  # refused when read
+    splits = resolve_dense(folder, "segment", val=folder)
+    for training in (False, True):
+        failure = batch(splits.train, "segment", training=training).failure
+        assert "c.png holds 9, which is none of the 2 classes or 255 to ignore" in failure and "\n" not in failure
 
 
 @pytest.mark.parametrize("task", ["detect", "instances", "keypoints", "segment"])
@@ -189,7 +186,7 @@ def test_keypoints__names_pairs_and_bones(tmp_path):
     assert mirrored(("nose", "left_eye", "Right_Eye", "hand left", "hand right", "left_ear")) == ((1, 2), (3, 4))
 
 
-def test_boxes__outside_and_of_no_area(tmp_path):
+def test_annotations__of_no_area_and_images_damaged_of_another_size_or_missing(tmp_path):
     boxes = ([-3, 1, 5, 4], [1, 1, 0, 4], [20, 1, 5, 4], [6, 4, 9, 9])
     items = [box(number, bbox=corners) for number, corners in enumerate(boxes, 1)]
     splits = resolve_dense(write(tmp_path, items, 1), "detect", val=tmp_path)
@@ -200,9 +197,6 @@ def test_boxes__outside_and_of_no_area(tmp_path):
     for training in (False, True):
         boxes = batch(splits.train, "detect", training=training).targets[0]["boxes"]
         assert len(boxes) == 2 and (boxes[:, 2:] > boxes[:, :2]).all() and boxes.min() >= 0
-
-
-def test_images__damaged_of_another_size_or_missing(tmp_path):
     splits = resolve_dense(write(tmp_path, [box(n, n) for n in (1, 2, 3, 4)]), "detect", val=tmp_path)
     (tmp_path / "2.png").write_bytes(b"no image")
     judged, learned = batch(splits.val, "detect"), batch(splits.train, "detect", training=True, indices=[1])
@@ -233,7 +227,7 @@ def test_masks__polygons_and_run_lengths(tmp_path, kind):
     assert any("pixels have the class of the last object there" in note for note in pixels.notes)
 
 
-def test_crowds__are_judged_but_not_learned(tmp_path):
+def test_images__with_crowds_without_objects_or_a_labelled_person_stay(tmp_path):
     crowd = box(2, iscrowd=1, segmentation=dict(size=[6, 8], counts=[24, 24]), bbox=[4, 0, 4, 6])
     file = write(tmp_path, [box(1), crowd], 1)
     for task in ("detect", "instances"):
@@ -242,9 +236,6 @@ def test_crowds__are_judged_but_not_learned(tmp_path):
         assert batch(splits.train, task, training=True).targets[0]["iscrowd"].tolist() == [0]
     pixels = resolve_dense(file, "segment", val=file)
     assert batch(pixels.val, "segment").targets[0][2].tolist() == [0, 1, 1, 1, 1, 1, 255, 255]
-
-
-def test_images__without_objects_or_a_labelled_person_stay(tmp_path):
     file = write(tmp_path / "a", [person(1), person(2, 2, keypoints=[0] * 9)], 3, PERSON)
     people = resolve_dense(file, "keypoints", val=file).train
     assert [len(people.target(i)["labels"]) for i in range(len(people))] == [1, 1, 0]
@@ -255,15 +246,6 @@ def test_images__without_objects_or_a_labelled_person_stay(tmp_path):
         seen = batch(splits.train, "instances", training=training)
         assert [len(target["boxes"]) for target in seen.targets] == [1, 0, 0]
         assert seen.targets[1]["masks"].shape == (0, *seen.images[1].shape[1:])
-
-
-def test_masks__with_unknown_values_are_refused_when_read(tmp_path):
-    paint(tmp_path, "a", "b")
-    paint(tmp_path, "c", values=(0, 9))
-    splits = resolve_dense(tmp_path, "segment", val=tmp_path)
-    for training in (False, True):
-        failure = batch(splits.train, "segment", training=training).failure
-        assert "c.png holds 9, which is none of the 2 classes or 255 to ignore" in failure and "\n" not in failure
 
 
 def coco_of(*annotations, count: int = 4, categories=CATEGORIES):
@@ -314,7 +296,7 @@ def test_data__refused_in_one_line(tmp_path, task, words, make, make_val):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(task="classify"), "task='classify' is not known; choose one of detect, instances, segment, keypoints"),
+        (dict(task="classify"), "unknown task 'classify'; .*one of detect, instances, segment, keypoints"),
         (dict(split=1.5), "split=1.5 is not between 0 and 1"),
         (dict(split=0.5, val="x"), "split=0.5 and val=x are two ways to validate"),
         (dict(channels=4), "channels=4 is neither 1"),
@@ -346,9 +328,6 @@ def test_part__classes_are_numbered_as_the_models_and_held_out_as_training_does(
     parts = [open_dense_part(str(coco), "detect", key, split=0.3, seed=2, **MODEL) for key in ("val", "train")]
     held, rest = (set(names(one.images)) for one in parts)
     assert (len(held), len(rest), len(held | rest)) == (3, 7, 10)
-
-
-def test_part__of_scenes():
     for task, key, part in (("segment", "auto", "val"), ("detect", "test", "test")):
         found = open_dense_part("scenes:40", task, key, classes=(), category_ids={})
         assert (len(found.images), found.description["part"]) == (10, part)

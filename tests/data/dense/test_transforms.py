@@ -9,18 +9,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from broadsight.data.dense import transforms as dense_transforms
-from broadsight.data.dense.transforms import (
-    GROUND,
-    DenseTransforms,
-    crop,
-    crop_planes,
-    flip,
-    ground_of,
-    iou_window,
-    left_over,
-    resize,
-    resize_masks,
-)
+from broadsight.data.dense.transforms import GROUND, DenseTransforms, crop, crop_planes, flip, left_over, resize
 from broadsight.data.seeds import seed_transforms
 from tests.refusals import refused
 
@@ -127,14 +116,14 @@ def test_iou_window__shows_centres_of_all_that_it_keeps(monkeypatch):
     windows = set()
     for seed in range(100):
         torch.manual_seed(seed)
-        (top, left, height, width), inside = iou_window(boxes, 48, 64)
+        (top, left, height, width), inside = dense_transforms.iou_window(boxes, 48, 64)
         windows.add((top < 0 or left < 0, height < 48 or width < 64))
         x, y = ((boxes[:, :2] + boxes[:, 2:]) / 2)[inside].unbind(1)
         assert inside.any() and height <= 4 * 48 and width <= 4 * 64
         assert ((left < x) & (x < left + width) & (top < y) & (y < top + height)).all()
     assert windows == {(False, False), (False, True), (True, False), (True, True)}
     torch.manual_seed(0)
-    assert iou_window(boxes[:0], 48, 64)[1].shape == (0,)
+    assert dense_transforms.iou_window(boxes[:0], 48, 64)[1].shape == (0,)
     # What has its centre elsewhere is left out
     monkeypatch.setattr(dense_transforms, "iou_window", lambda *_: ((0, 0, 46, 64), torch.tensor([True, False])))
     image, target = drawn(1)
@@ -217,7 +206,7 @@ def test_segment__classes_stay_on_their_colours(resize):
     assert padded == 0 if resize == (1.0, 1.0) else padded > 5
 
 
-def test_segment__crops_are_drawn_again_if_one_class_fills_them(monkeypatch):
+def test_segment__crops_are_drawn_again_if_one_class_fills_them_but_fixed_shows_all(monkeypatch):
     image, mask = scene(1)
     mask[:], mask[:12, :12] = 0, 1
     build, often = DenseTransforms("segment", 12, resize=(3.0, 3.0)).build(True), {}  # 36 x 54, of which 11 x 11 differ
@@ -230,9 +219,6 @@ def test_segment__crops_are_drawn_again_if_one_class_fills_them(monkeypatch):
             found.append(bool(counts.max() <= 0.75 * counts.sum()))
         often[tries] = sum(found)
     assert often[10] > 3 * often[1]
-
-
-def test_segment__fixed_shows_all_of_the_image():
     image, mask = scene(2)
     pixels, moved = DenseTransforms("segment", 30, fixed=True, hflip=0.0).build(True)(image, mask)
     assert pixels.shape == (3, 30, 30)
@@ -268,7 +254,7 @@ def test_colours__change_the_image_alone_and_by_the_seed(task, mode, crop):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(task="classify"), "task='classify' is not known; choose one of detect, instances, segment, keypoints"),
+        (dict(task="classify"), "unknown task 'classify'; .*one of detect, instances, segment, keypoints"),
         (dict(image_size=0), "image_size=0"),
         (dict(resize=(1.0, 0.5)), r"resize=\(1.0, 0.5\); expected pixels, and a smaller and larger factor"),
         (dict(long_side=40), "long_side=40 is below image_size=64"),
@@ -295,7 +281,7 @@ def sample():
     return pixels, target
 
 
-def test_resize__by_hand():
+def test_resize_and_crop__by_hand_inside_and_beyond_the_image():
     pixels, target = sample()
     bigger, moved = resize(pixels, target, (8, 18))
     assert bigger.shape == (3, 8, 18) and bigger.dtype == torch.uint8
@@ -306,11 +292,9 @@ def test_resize__by_hand():
     assert moved["image_id"] == 9
     assert target["boxes"].tolist() == [[0, 1, 3, 3], [5, 3, 6, 4]]  # what was given is left alone
     line = torch.arange(6, dtype=torch.uint8).reshape(1, 1, 6)
-    assert resize_masks(line, (1, 2)).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
-    assert resize_masks(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2)).shape == (0, 8, 2)
-
-
-def test_crop__inside_of_the_image():
+    resized, nearest = dense_transforms.resize_planes, dense_transforms.NEAREST
+    assert resized(line, (1, 2), nearest).tolist() == [[[1, 4]]]  # centres at 1.5 and 4.5
+    assert resized(torch.zeros(0, 4, 6, dtype=torch.uint8), (8, 2), nearest).shape == (0, 8, 2)
     pixels, target = sample()
     part, moved = crop(pixels, target, (1, 2, 3, 3))
     assert torch.equal(part, pixels[:, 1:4, 2:5])
@@ -320,9 +304,6 @@ def test_crop__inside_of_the_image():
     assert left["masks"].tolist() == [[[1, 0, 0], [1, 0, 0], [0, 0, 0]]]
     assert torch.allclose(left["area"], torch.tensor([5.0 / 3]))  # a third of the box is left
     assert left["keypoints"].tolist() == [[[0, 0, 0], [0.5, 1.5, 1]]]
-
-
-def test_crop__beyond_the_image_shows_the_ground():
     pixels, target = sample()
     wide, moved = crop(pixels, target, (-1, -2, 7, 9))
     expected = torch.tensor(GROUND, dtype=torch.uint8)[:, None, None].repeat(1, 7, 9)
@@ -334,10 +315,13 @@ def test_crop__beyond_the_image_shows_the_ground():
     # of which nothing is in the window, and of grey images
     assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (-5, 0, 3, 2), 255).tolist() == [[[255] * 2] * 3]
     assert crop_planes(torch.ones(1, 2, 2, dtype=torch.uint8), (0, 4, 1, 2), 7).tolist() == [[[7, 7]]]
-    assert ground_of(torch.zeros(1, 2, 2)) == (114,) and ground_of(torch.zeros(3, 2, 2)) == GROUND
+    assert (
+        dense_transforms.ground_of(torch.zeros(1, 2, 2)) == (114,)
+        and dense_transforms.ground_of(torch.zeros(3, 2, 2)) == GROUND
+    )
 
 
-def test_flip__swaps_left_and_right():
+def test_flip_and_left_over__swap_left_and_right_and_drop_what_is_not_seen():
     pixels, target = sample()
     mirrored, moved = flip(pixels, target, {0: 1, 1: 0})
     assert torch.equal(mirrored, pixels[:, :, [5, 4, 3, 2, 1, 0]])
@@ -347,9 +331,6 @@ def test_flip__swaps_left_and_right():
     # What is not labelled is so under its new name too, wherever it went.
     assert left_over(moved, 4, 6)["keypoints"][1].tolist() == [[0, 0, 0], [0.5, 3.5, 2]]
     assert flip(pixels, target, {})[1]["keypoints"][0].tolist() == [[5.5, 1.5, 2], [3.5, 2.5, 1]]
-
-
-def test_left_over__drops_slivers_and_objects_of_which_nothing_is_seen():
     _, target = sample()
     target["boxes"] = torch.tensor([[0.0, 1, 0.9, 3], [5, 3, 6, 4]])
     assert left_over(target, 4, 6)["labels"].tolist() == [7]

@@ -30,24 +30,23 @@ def coco(tmp_path):
     return lambda **options: CocoDataset(file, **options)
 
 
-def test_view__some_of_the_images(coco):
+def test_view__of_some_images_with_labels_and_pixels_as_another_numbers_them(coco):
     view = DenseView(coco(), [2, 0])
     assert [view.name(i) for i in range(len(view))] == ["3.png", "1.png"]
     assert view.target(0)["image_id"] == 3 and view[0][0].size == view.open(0).size == (8, 6)
     assert [target["image_id"] for _, target in view] == [3, 1]  # iteration ends
     assert (view.classes, view.category_ids, view.keypoint_names) == (("cat", "dog"), {1: 5, 2: 9}, ("nose", "tail"))
     assert [one["image_id"] for _, one in DenseView(view, [1])] == [1]  # of a view
-
-
-def test_view__labels_as_another_numbers_them(coco):
     view = DenseView(coco(), classes=("dog", "horse", "cat"), others_ids={1: 1, 2: 2, 3: 3})
     assert view.target(0)["labels"].tolist() == view[0][1]["labels"].tolist() == [3, 1, 1]
     assert view.target(1)["labels"].shape == (0,) and view.target(0)["boxes"].canvas_size == (6, 8)
     assert view.category_ids == {1: 9, 2: 2, 3: 5}  # its own ids, and another's for what it does not have
     assert DenseView(coco(), classes=("dog", "horse", "cat"), others_ids={2: 9}).category_ids == {1: 9, 2: 10, 3: 5}
-
-
-def test_view__pixels_as_another_numbers_them():
+    data = coco(masks=False, keypoints=True)
+    view = DenseView(data, points=0.5)
+    for _ in range(2):  # nothing is added to what the file holds
+        assert view.target(0)["keypoints"][0].tolist() == [[1.5, 2.5, 2], [0, 0, 0]]
+    assert data.target(0)["keypoints"][0].tolist() == [[1, 2, 2], [0, 0, 0]]
     data = SceneMasks(Scenes(6, size=24))
     classes = ("background", "other", *reversed(data.classes[1:]))
     view = DenseView(data, classes=classes)
@@ -56,14 +55,6 @@ def test_view__pixels_as_another_numbers_them():
         assert isinstance(other, tv_tensors.Mask) and torch.equal(other, view[i][1])
         names = [[names[value] for value in mask.flatten()] for names, mask in ((data.classes, own), (classes, other))]
         assert names[0] == names[1]
-
-
-def test_view__keypoints_of_pixels_as_coordinates(coco):
-    data = coco(masks=False, keypoints=True)
-    view = DenseView(data, points=0.5)
-    for _ in range(2):  # nothing is added to what the file holds
-        assert view.target(0)["keypoints"][0].tolist() == [[1.5, 2.5, 2], [0, 0, 0]]
-    assert data.target(0)["keypoints"][0].tolist() == [[1, 2, 2], [0, 0, 0]]
 
 
 def test_pixels__by_hand(coco):
@@ -88,7 +79,7 @@ def test_pixels__by_hand(coco):
     assert sorted(view.target(0).unique().tolist()) == [0, 1, 2, 255]
 
 
-def test_labels__objects_that_count(tmp_path):
+def test_labels__of_objects_that_count_and_persons_with_labelled_keypoints(tmp_path):
     crowd = box(3, 2, iscrowd=1, segmentation=dict(size=[6, 8], counts=[0, 48]))
     file = write(tmp_path, [box(1), box(2, 1, category_id=7), crowd, box(4, 3, category_id=7)])
     view = resolve_dense(file, "detect", val=file).val
@@ -98,9 +89,6 @@ def test_labels__objects_that_count(tmp_path):
     assert labels_of_images(resolve_dense(hidden, "segment", val=hidden).val) == [[0, 2], [0, 1], [0], [0]]
     other = DenseView(DenseView(view, [2, 0]), classes=("dog", "cat"))
     assert labels_of_images(other) == [[1], [1, 2]]  # as another numbers them
-
-
-def test_labels__persons_with_labelled_keypoints(tmp_path):
     file = write(tmp_path, [person(1), person(2, 2), person(3, 3, keypoints=[0] * 9)], categories=PERSON)
     view = resolve_dense(file, "keypoints", val=file).val
     assert labels_of_images(view) == [[1], [1], [], []]
@@ -108,7 +96,7 @@ def test_labels__persons_with_labelled_keypoints(tmp_path):
     refused(words, without_labels, view, [[], []], "evaluate on", "x")
 
 
-def test_labels__pixels_that_are_not_ignored(tmp_path):
+def test_labels__of_scenes_and_pixels_that_are_not_ignored(tmp_path):
     paint(tmp_path, "a", "b", values=(0, 1))
     paint(tmp_path, "c", values=(255, 1))
     paint(tmp_path, "d", values=(255,))
@@ -122,9 +110,6 @@ def test_labels__pixels_that_are_not_ignored(tmp_path):
     lost, alone = without_labels(view, [[1], [1]], "evaluate on", "x")
     assert lost == "classes without pixels to evaluate on: sky, sun (of 3 classes)"
     assert alone.startswith("the images to evaluate on show sea alone, so mIoU and mAcc have no value")
-
-
-def test_labels__scenes():
     view = resolve_dense("scenes:12", "segment", scenes_size=32).val
     assert told_quickly(view) and all(labels[0] == 0 and len(labels) > 1 for labels in labels_of_images(view))
     assert not told_quickly(DenseView(view, [0] * 300))

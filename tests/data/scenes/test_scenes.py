@@ -20,7 +20,7 @@ from broadsight.data.scenes.composition import SPLITS, compose
 from broadsight.data.scenes.objects import CLASSES, KEYPOINT_PAIRS, KEYPOINTS, PARTS, POINTS, SHAPES, template
 from tests.refusals import refused
 
-# The package itself imports torch; an empty stand-in for it shows that scenes need nothing but numpy and Pillow.
+# The package itself imports torch; an empty stand-in for it shows that scenes need numpy, Pillow and PyYAML alone.
 ALONE = f"""
 import sys, types
 for name, folder in (("broadsight", ""), ("broadsight.data", "/data")):
@@ -39,7 +39,7 @@ def digest(scene: Scene) -> str:
     return hashlib.sha256(b"".join(array.tobytes() + str(array.shape).encode() for array in arrays)).hexdigest()
 
 
-def test_draw_scene__same_in_another_process_without_torch(capsys):
+def test_draw_scene__same_in_another_process_and_order_but_not_for_another_index_seed_or_split(capsys):
     code = """
 import hashlib
 for index, size, without in ((0, 64, None), (7, (40, 72), "salient"), (2**70, 64, "other")):
@@ -54,9 +54,6 @@ for index, size, without in ((0, 64, None), (7, (40, 72), "salient"), (2**70, 64
     exec(code, {"draw_scene": draw_scene})
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and printed == capsys.readouterr().out and printed.count("\n") == 3
-
-
-def test_draw_scene__index_seed_split_each_matter_and_their_order_does_not():
     first = [digest(draw_scene(index)) for index in range(6)]
     assert [digest(draw_scene(index)) for index in reversed(range(6))] == first[::-1]
     assert len(set(first)) == 6
@@ -86,7 +83,7 @@ def test_draw_scene__consistent_at_every_size(size):
         assert (scene.semantic == semantic).all()
 
 
-def test_draw_scene__main_object_is_the_largest_and_mostly_whole():
+def test_draw_scene__largest_main_object_mostly_whole_and_the_same_scene_at_other_sizes():
     counts, complete = set(), 0
     for index in range(150):
         scene = draw_scene(index)
@@ -95,6 +92,15 @@ def test_draw_scene__main_object_is_the_largest_and_mostly_whole():
         counts.add(len(areas))
         complete += len(np.unique(scene.parts[0])) - 1 == len(PARTS[CLASSES[scene.label]])
     assert counts == {1, 2, 3, 4} and complete > 0.7 * 150  # an occluder may hide a small part
+    for index in range(20):
+        small, large = draw_scene(index, size=96), draw_scene(index, size=288)
+        assert small.labels.tolist() == large.labels.tolist()
+        assert np.abs(small.boxes * 3 - large.boxes).max() <= 6  # two small pixels
+        seen = (small.keypoints[..., 2] > 0) & (large.keypoints[..., 2] > 0)
+        assert np.allclose(small.keypoints[seen][:, :2] * 3, large.keypoints[seen][:, :2], atol=0.01)
+        shrunk = large.image.reshape(96, 3, 96, 3, 3).mean((1, 3))
+        assert np.corrcoef(shrunk.ravel(), small.image.ravel())[0, 1] > 0.7  # the noise differs
+        assert (small.semantic == large.semantic[1::3, 1::3]).mean() > 0.96
 
 
 def test_compose__occluder_hides_a_quarter_at_most():
@@ -108,23 +114,11 @@ def test_compose__occluder_hides_a_quarter_at_most():
     assert 25 < len(hidden) < 75 and max(hidden) < 0.3 and np.mean(hidden) > 0.05  # a pixel's width beyond a quarter
 
 
-def test_draw_scene__other_size_is_the_same_scene():
-    for index in range(20):
-        small, large = draw_scene(index, size=96), draw_scene(index, size=288)
-        assert small.labels.tolist() == large.labels.tolist()
-        assert np.abs(small.boxes * 3 - large.boxes).max() <= 6  # two small pixels
-        seen = (small.keypoints[..., 2] > 0) & (large.keypoints[..., 2] > 0)
-        assert np.allclose(small.keypoints[seen][:, :2] * 3, large.keypoints[seen][:, :2], atol=0.01)
-        shrunk = large.image.reshape(96, 3, 96, 3, 3).mean((1, 3))
-        assert np.corrcoef(shrunk.ravel(), small.image.ravel())[0, 1] > 0.7  # the noise differs
-        assert (small.semantic == large.semantic[1::3, 1::3]).mean() > 0.96
-
-
 def test_wrong_arguments__are_refused_by_sources_at_once_too():
     refused("index=-1", draw_scene, -1)
     for words, wrong in (
-        ("split='dev' is not known; choose one of 'train', 'val', 'test'", dict(split="dev")),
-        ("without='ears' is not known; choose one of None, 'salient', 'other'", dict(without="ears")),
+        ("unknown split 'dev'; .*expected one of train, val, test", dict(split="dev")),
+        ("unknown without 'ears'; .*expected one of salient, other", dict(without="ears")),
         ("expected different ones of crab, fish", dict(classes=("crab", "cow"))),
         ("expected different ones of crab, fish", dict(classes=())),
         (r"size=\(64, 7\); expected at least 8 pixels", dict(size=(64, 7))),
@@ -134,13 +128,10 @@ def test_wrong_arguments__are_refused_by_sources_at_once_too():
             refused(words, call, 3, **wrong)
 
 
-def test_draw_scene__subset_of_classes():
+def test_classes__some_of_them_and_three_to_five_centred_parts():
     some = [draw_scene(index, classes=("snail", "car")) for index in range(8)]
     assert all(set(scene.labels.tolist()) <= {0, 1} and scene.semantic.max() <= 2 for scene in some)
     assert {scene.label for scene in some[:2]} == {0, 1} and draw_scene(0, classes=("boat",)).labels.tolist() == [0]
-
-
-def test_parts__three_to_five_and_centred():
     assert 8 <= len(CLASSES) <= 12 and CLASSES == tuple(PARTS) == tuple(POINTS)
     for name, parts in PARTS.items():
         assert 3 <= len(parts) <= 5 and set(parts) == set(SHAPES[name]) and len(set(parts)) == len(parts)
@@ -194,11 +185,19 @@ def test_keypoints__lie_on_their_part(name):
     assert checked > 30
 
 
-def test_keypoints__left_and_right_are_the_viewers():
+def test_keypoints__left_and_right_are_the_viewers_and_hidden_ones_covered_by_something():
     points = np.stack([draw_scene(index).keypoints[0] for index in range(60)])
     for left, right in KEYPOINT_PAIRS:
         seen = points[(points[:, left, 2] > 0) & (points[:, right, 2] > 0)]
         assert len(seen) > 40 and (seen[:, left, 0] < seen[:, right, 0]).all()
+    states = Counter()
+    for index in range(80):
+        scene = draw_scene(index, size=96)
+        for points, mask in zip(scene.keypoints, scene.masks, strict=True):
+            for x, y, state in points:
+                states[int(state)] += 1
+                assert not state or (0 <= x < 96 and 0 <= y < 96 and mask[int(y), int(x)] <= (state == 2))
+    assert states[2] > 8 * states[1] > 0
 
 
 def test_locate__constructed_cases():
@@ -216,17 +215,6 @@ def test_locate__constructed_cases():
     ]
 
 
-def test_keypoints__hidden_ones_are_covered_by_something():
-    states = Counter()
-    for index in range(80):
-        scene = draw_scene(index, size=96)
-        for points, mask in zip(scene.keypoints, scene.masks, strict=True):
-            for x, y, state in points:
-                states[int(state)] += 1
-                assert not state or (0 <= x < 96 and 0 <= y < 96 and mask[int(y), int(x)] <= (state == 2))
-    assert states[2] > 8 * states[1] > 0
-
-
 def test_scenes__labels_are_balanced_shuffled_and_known_without_drawing(monkeypatch):
     source = Scenes(30, split="val", seed=5)
     labels = [source.scene(i).label for i in range(30)]
@@ -238,13 +226,7 @@ def test_scenes__labels_are_balanced_shuffled_and_known_without_drawing(monkeypa
     assert len({tuple(labels[i : i + 10]) for i in range(0, 200, 10)}) == 20
 
 
-def test_scenes__train_and_val_share_nothing():
-    images = {split: {Scenes(60, size=16, split=split).open(i).tobytes() for i in range(60)} for split in SPLITS}
-    assert [len(kept) for kept in images.values()] == [60, 60, 60]
-    assert not images["train"] & images["val"] and not images["val"] & images["test"]
-
-
-def test_scenes__as_a_source():
+def test_scenes__as_a_source_whose_splits_share_nothing():
     source = Scenes(12, size=(32, 48), split="val", without="salient")
     assert len(source) == 12 and source.classes == CLASSES and source.name(7) == "scenes/val/000007"
     image = source.open(7)
@@ -252,9 +234,17 @@ def test_scenes__as_a_source():
     assert (np.asarray(image) == source.scene(7).image).all()
     for i in (-1, 12):
         refused(f"scene {i} of 12", source.open, i, error=IndexError)
+    images = {split: {Scenes(60, size=16, split=split).open(i).tobytes() for i in range(60)} for split in SPLITS}
+    assert [len(kept) for kept in images.values()] == [60, 60, 60]
+    assert not images["train"] & images["val"] and not images["val"] & images["test"]
 
 
-def test_scenes__memory_keeps_what_was_drawn(monkeypatch):
+def test_scenes__pickle_is_small_and_memory_keeps_what_was_drawn(tmp_path, monkeypatch):
+    for source in (Scenes(100), Scenes(100, cache=tmp_path)):
+        images = [source.open(i).tobytes() for i in range(20)]
+        packed = pickle.dumps(source)
+        assert len(packed) < 2000
+        assert [pickle.loads(packed).open(i).tobytes() for i in range(20)] == images
     source = Scenes(4, size=32)
     before = source.open(1)
     before.putpixel((0, 0), (1, 2, 3))  # the caller's copy
@@ -266,14 +256,6 @@ def test_scenes__memory_keeps_what_was_drawn(monkeypatch):
     source = Scenes(4, size=32)
     source.open(1)
     assert not source.kept
-
-
-def test_scenes__pickle_is_small(tmp_path):
-    for source in (Scenes(100), Scenes(100, cache=tmp_path)):
-        images = [source.open(i).tobytes() for i in range(20)]
-        packed = pickle.dumps(source)
-        assert len(packed) < 2000
-        assert [pickle.loads(packed).open(i).tobytes() for i in range(20)] == images
 
 
 def test_scenes__pixels_alone_tell_little():
@@ -295,22 +277,19 @@ def the_file(folder: Path) -> Path:
     return path
 
 
-def test_cache__drawn_once(tmp_path, monkeypatch):
-    images = [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)]
-    assert images == [draw_scene(i, size=24).image.tobytes() for i in range(5)]
-    mapped = np.load(the_file(tmp_path / "new"), mmap_mode="r")
-    assert mapped["data"].shape == (5, 24, 24, 3) and [row.tobytes() for row in mapped["data"]] == images
-    monkeypatch.setattr(scenes, "compose", None)
-    assert [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)] == images
-
-
-def test_cache__sets_do_not_mix_nor_does_what_other_code_has_drawn(tmp_path, monkeypatch):
+def test_cache__drawn_once_and_sets_do_not_mix_nor_does_what_other_code_has_drawn(tmp_path, monkeypatch):
     sets = [dict(), dict(count=4), dict(size=32), dict(seed=1), dict(split="val"), dict(without="salient")]
     for settings in (*sets, dict(classes=("crab", "car"))):
         Scenes(**{"count": 3, "size": 16, **settings}, cache=tmp_path).open(0)
     monkeypatch.setattr(scenes, "drawing_version", lambda: "later")
     Scenes(3, size=16, cache=tmp_path).open(0)
     assert len(list(tmp_path.iterdir())) == 8
+    images = [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)]
+    assert images == [draw_scene(i, size=24).image.tobytes() for i in range(5)]
+    mapped = np.load(the_file(tmp_path / "new"), mmap_mode="r")
+    assert mapped["data"].shape == (5, 24, 24, 3) and [row.tobytes() for row in mapped["data"]] == images
+    monkeypatch.setattr(scenes, "compose", None)
+    assert [Scenes(5, size=24, cache=tmp_path / "new").open(i).tobytes() for i in range(5)] == images
 
 
 def test_cache__two_processes_at_once(tmp_path):
@@ -356,7 +335,7 @@ def test_cache__damaged_file_is_rebuilt(tmp_path, kept, more):
         assert path.read_bytes() == whole
 
 
-def test_cache__shortened_or_gone_while_in_use(tmp_path):
+def test_cache__shortened_or_gone_while_in_use_or_never_made(tmp_path):
     source = Scenes(3, size=16, cache=tmp_path)
     images = [source.open(i).tobytes() for i in range(3)]
     path = the_file(tmp_path)
@@ -365,9 +344,6 @@ def test_cache__shortened_or_gone_while_in_use(tmp_path):
     path.unlink()
     with pytest.warns(RuntimeWarning, match="images are not kept"):
         assert [source.open(i).tobytes() for i in range(3)] == images
-
-
-def test_cache__folder_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("in the way")
     source = Scenes(3, size=16, cache=tmp_path / "file" / "folder")
     with pytest.warns(RuntimeWarning, match="images are not kept"):

@@ -17,7 +17,7 @@ def scenes():
     return Scenes(12, size=(48, 64), seed=3)
 
 
-def test_objects__targets_are_those_of_the_masks(scenes):
+def test_targets__are_those_of_the_masks_whose_numbers_are_those_of_objects(scenes):
     data = SceneObjects(scenes, keypoints=True)
     assert (len(data), data.name(3), data.classes) == (12, "scenes/train/000003", CLASSES)
     assert data.category_ids == {label: label for label in range(1, len(CLASSES) + 1)}
@@ -41,6 +41,12 @@ def test_objects__targets_are_those_of_the_masks(scenes):
                 assert near.any() or visible < 2
                 seen += visible == 2
     assert seen > 60
+    pixels, objects = SceneMasks(scenes), SceneObjects(scenes)
+    assert pixels.classes == ("background", *CLASSES)
+    for i in range(len(pixels)):
+        mask, target = pixels.target(i), objects.target(i)
+        assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
+        assert torch.equal(mask, (target["masks"] * target["labels"][:, None, None]).sum(0))  # none overlap
 
 
 def test_objects__without_a_visible_pixel_are_dropped(scenes, monkeypatch):
@@ -58,27 +64,6 @@ def test_objects__without_a_visible_pixel_are_dropped(scenes, monkeypatch):
     assert SceneObjects(scenes)[0][1]["boxes"].shape == (0, 4)
 
 
-@pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
-def test_item__is_drawn_once_and_is_open_and_target(scenes, kind, monkeypatch):
-    data = kind(scenes)
-    photo, target = np.array(data.open(5)), data.target(5)
-    drawn, draw = [], Scenes.scene
-    monkeypatch.setattr(Scenes, "scene", lambda self, i: drawn.append(i) or draw(self, i))
-    monkeypatch.setattr(Scenes, "open", None)
-    image, again = data[5]
-    assert drawn == [5] and np.array_equal(image, photo)
-    torch.testing.assert_close(again, target, rtol=0, atol=0)
-
-
-def test_masks__number_the_classes_from_1_as_objects_do(scenes):
-    pixels, objects = SceneMasks(scenes), SceneObjects(scenes)
-    assert pixels.classes == ("background", *CLASSES)
-    for i in range(len(pixels)):
-        mask, target = pixels.target(i), objects.target(i)
-        assert isinstance(mask, tv_tensors.Mask) and mask.dtype == torch.int64
-        assert torch.equal(mask, (target["masks"] * target["labels"][:, None, None]).sum(0))  # none overlap
-
-
 @pytest.mark.parametrize("without", [None, "salient"])
 def test_target__is_that_of_the_scene_though_nothing_is_coloured(without):
     scenes = Scenes(8, size=40, without=without)
@@ -89,6 +74,14 @@ def test_target__is_that_of_the_scene_though_nothing_is_coloured(without):
 
 
 @pytest.mark.parametrize("kind", [SceneObjects, SceneMasks])
-def test_iteration__ends_and_images_may_be_grey(scenes, kind):
+def test_items__end_may_be_grey_and_are_drawn_once(scenes, kind, monkeypatch):
     data = kind(scenes, channels=1)
     assert data.open(0).mode == "L" and [image.mode for image, _ in data] == ["L"] * 12
+    data = kind(scenes)
+    photo, target = np.array(data.open(5)), data.target(5)
+    drawn, draw = [], Scenes.scene
+    monkeypatch.setattr(Scenes, "scene", lambda self, i: drawn.append(i) or draw(self, i))
+    monkeypatch.setattr(Scenes, "open", None)
+    image, again = data[5]
+    assert drawn == [5] and np.array_equal(image, photo)
+    torch.testing.assert_close(again, target, rtol=0, atol=0)

@@ -44,17 +44,7 @@ def test_labels__count_from_one_outside_and_zero_inside(kind):
     assert [int(one["labels"]) for one in given] == [1, 2, 3]  # what was given is not changed
 
 
-def test_ssdlite__background_is_class_zero():
-    model = small("ssdlite", score_thresh=0.5)
-    assert model.raw(torch.rand(1, 3, 64, 96))["cls_logits"].shape[-1] == 4
-    for block in model.head.classification_head.module_list:
-        nn.init.zeros_(block[1].weight)
-        block[1].bias.data = torch.tensor([0.0, -9, -9, 9]).repeat(6)
-    (found,) = model.eval()([torch.rand(3, 64, 96)])
-    assert set(found["labels"].tolist()) == {3}
-
-
-def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors():
+def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors_and_background():
     model = small("retinanet").eval()
     seen = []
     model.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -66,6 +56,13 @@ def test_raw__normalises_by_the_backbones_mean_and_std_and_counts_anchors():
     refused("an image has 1 channels; the model takes 3", model, [torch.rand(1, 64, 64)])
     deltas = small("fcos").eval().raw(torch.rand(1, 3, 64, 64))["bbox_regression"]  # begins a stride from each side
     assert deltas.min() > 0 and deltas.mean().item() == pytest.approx(1, abs=0.3)
+    model = small("ssdlite", score_thresh=0.5)
+    assert model.raw(torch.rand(1, 3, 64, 96))["cls_logits"].shape[-1] == 4
+    for block in model.head.classification_head.module_list:
+        nn.init.zeros_(block[1].weight)
+        block[1].bias.data = torch.tensor([0.0, -9, -9, 9]).repeat(6)
+    (found,) = model.eval()([torch.rand(3, 64, 96)])
+    assert set(found["labels"].tolist()) == {3}
 
 
 @pytest.mark.slow
@@ -121,7 +118,7 @@ def square(x, y, side):
     return [x - side / 2, y - side / 2, x + side / 2, y + side / 2]
 
 
-def test_assign__k_nearest_of_each_level_whose_centre_is_inside_and_iou_exceeds_mean_and_deviation():
+def test_assign__k_nearest_inside_with_iou_above_mean_and_deviation_and_the_highest_of_two_objects():
     # Object 0..10. Anchors of side 10 shifted by 0, 2, 5 and 8: IoU 1, 80/120, 50/150, 20/180; mean .528, deviation
     # .390 (n - 1): only the first exceeds .918.
     object_ = torch.tensor([[0.0, 0, 10, 10]])
@@ -141,9 +138,6 @@ def test_assign__k_nearest_of_each_level_whose_centre_is_inside_and_iou_exceeds_
     # One candidate each: IoU is its own threshold. The second's centre (10, 5) is on the border.
     assert assign([torch.tensor([square(9, 5, 10)])], object_).tolist() == [0]
     assert assign([torch.tensor([square(10, 5, 10)])], object_).tolist() == [-1]
-
-
-def test_assign__anchor_of_two_objects_goes_to_the_higher_iou_and_without_objects_to_none():
     anchors = torch.tensor([square(5, 5, 10)])
     objects = torch.tensor([[0.0, 0, 10, 5.5], [0.0, 0, 10, 9]])  # IoU .55 and .9
     assert assign([anchors], objects).tolist() == [1]

@@ -38,7 +38,7 @@ def test_training__learns_two_halves(name):
     assert (found == masks)[masks != 255].float().mean() > 0.95
 
 
-def test_cross_entropy__by_hand():
+def test_losses__by_hand_and_of_the_logits_that_eval_gives():
     model = small("semantic_fpn", 2)
     logits = torch.zeros(1, 2, 1, 4)
     logits[0, 1, 0] = torch.tensor([0.0, math.log(3), math.log(3), 7.0])  # of class 1: 1/2, 3/4, 3/4, what ever
@@ -47,20 +47,6 @@ def test_cross_entropy__by_hand():
     model.class_weights = torch.tensor([1.0, 3.0])
     weighted = (math.log(2) + 3 * math.log(4 / 3) + math.log(4)) / 5
     assert model.cross_entropy(logits, masks).item() == pytest.approx(weighted)
-
-
-def test_losses__are_of_the_logits_that_eval_gives():
-    model = small("upernet", 3, dropout=0.0, aux_weight=0.4, norm="group").train()
-    images, masks = torch.rand(2, 3, 40, 56), torch.randint(3, (2, 40, 56))
-    losses = model(images, masks)
-    logits = model.eval()(images)
-    torch.testing.assert_close(losses["loss"], F.cross_entropy(logits, masks))
-    auxiliary = model.auxiliary(model.stages(model.normalise(images))[2])
-    auxiliary = F.interpolate(auxiliary, scale_factor=16, mode="bilinear", align_corners=False)[..., :40, :56]
-    torch.testing.assert_close(losses["aux"], 0.4 * F.cross_entropy(auxiliary, masks))
-
-
-def test_dice__by_hand():
     model = small("semantic_fpn", 2, dropout=0.0, dice=2.0, norm="group")
     nn.init.zeros_(model.classifier[1].weight)  # every pixel: half of each class
     masks = torch.zeros(1, 32, 32, dtype=torch.long)
@@ -69,6 +55,14 @@ def test_dice__by_hand():
     losses = model.train()(torch.rand(1, 3, 32, 32), masks)
     assert losses["dice"].item() == pytest.approx(2 * ((1 - 2 / 5) + (1 - 4 / 7)) / 2, rel=1e-5)
     assert losses["loss"].item() == pytest.approx(math.log(2))
+    model = small("upernet", 3, dropout=0.0, aux_weight=0.4, norm="group").train()
+    images, masks = torch.rand(2, 3, 40, 56), torch.randint(3, (2, 40, 56))
+    losses = model(images, masks)
+    logits = model.eval()(images)
+    torch.testing.assert_close(losses["loss"], F.cross_entropy(logits, masks))
+    auxiliary = model.auxiliary(model.stages(model.normalise(images))[2])
+    auxiliary = F.interpolate(auxiliary, scale_factor=16, mode="bilinear", align_corners=False)[..., :40, :56]
+    torch.testing.assert_close(losses["aux"], 0.4 * F.cross_entropy(auxiliary, masks))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,13 +91,7 @@ def test_upernet__trains_on_one_image(norm):
         assert pooled.num_batches_tracked == 1
 
 
-def test_enlarged__cells_stay_where_they_are():
-    ramp = torch.arange(5.0).expand(1, 1, 5, 5) * 4 + 1.5  # of each cell of four pixels the middle, counted from 0
-    columns = enlarged(ramp, 4, torch.zeros(1, 1, 17, 18))[0, 0, 8]
-    torch.testing.assert_close(columns[2:], torch.arange(2.0, 18.0))  # before the first middle it is flat
-
-
-def test_semantic_fpn__sums_its_branches():
+def test_branches__are_summed_and_enlarged_cells_stay_where_they_are():
     decoder = SemanticFPN((4, 6, 8, 10), 16, 8, group_norm)
     maps = [torch.rand(1, width, size, size + 1) for width, size in zip((4, 6, 8, 10), (9, 5, 3, 2), strict=True)]
     maps[2], maps[3] = maps[2][..., :3], maps[3][..., :2]
@@ -117,6 +105,9 @@ def test_semantic_fpn__sums_its_branches():
         total = total + x
     torch.testing.assert_close(decoder(maps), total)
     assert [len(branch) for branch in decoder.branches] == [1, 1, 2, 3]
+    ramp = torch.arange(5.0).expand(1, 1, 5, 5) * 4 + 1.5  # of each cell of four pixels the middle, counted from 0
+    columns = enlarged(ramp, 4, torch.zeros(1, 1, 17, 18))[0, 0, 8]
+    torch.testing.assert_close(columns[2:], torch.arange(2.0, 18.0))  # before the first middle it is flat
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -75,15 +75,12 @@ def test_eval__every_image_by_itself_and_in_its_own_pixels():
         assert result["scores"].diff().max() <= 0
     torch.testing.assert_close(alone[0]["scores"], found[1]["scores"])
     torch.testing.assert_close(alone[0]["boxes"], found[1]["boxes"], atol=1e-3, rtol=1e-4)
-
-
-def test_images__are_resized_only_if_of_another_size():
-    model, image = small(), torch.rand(1, 64, 96)
-    assert model.resized(image) is image
-    halved = model.resized(torch.arange(192.0).expand(1, 64, 192))
-    # smoothed on the way: not every other pixel, but a mean about the middle of two
-    assert halved.shape == (1, 64, 96)
-    torch.testing.assert_close(halved[0, 0, 5:90], torch.arange(5.0, 90.0) * 2 + 0.5)
+    seen = []
+    model.stages.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model.normalise = torch.nn.Identity()
+    model([torch.arange(192.0).expand(1, 64, 192)])  # halved, not every other pixel, but a mean about the middle of two
+    assert seen[0].shape == (1, 1, 64, 96)
+    torch.testing.assert_close(seen[0][0, 0, 0, 5:90], torch.arange(5.0, 90.0) * 2 + 0.5)
 
 
 @pytest.mark.slow
@@ -103,16 +100,13 @@ def test_initial_weights__norms_of_one_rare_objects_and_boxes_at_their_anchors()
     assert inside.any() and away[inside].max() < 1e-4
 
 
-def test_state_dict__backbone_once_under_its_name():
+def test_state_dict__backbone_once_under_its_name_and_a_missing_package_is_said(monkeypatch):
     model = small()
     names = list(model.state_dict())
     assert any(name.startswith("stages.network.") for name in names) and "backbone" not in " ".join(names)
     assert len({p.data_ptr() for p in model.parameters()}) == len(list(model.parameters()))
     few = small_head("rtdetr", image_size=(64, 64), decoder_layers=1, queries=None)
     assert few.detector.config.num_queries == 84  # by default all positions of a small image
-
-
-def test_transformers__missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     refused(r"^rtdetr needs transformers; pip install broadsight\[hf\]$", small_head, "rtdetr", error=ImportError)
 

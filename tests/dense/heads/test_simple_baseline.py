@@ -27,7 +27,7 @@ def test_heatmaps__are_of_the_stride(deconvs, stride):
         assert maps.shape == encode(torch.ones(1, 4, 3), (height, width), stride=stride)[0].shape
 
 
-def test_loss__by_hand():
+def test_loss__by_hand_without_labelled_points_and_for_targets_of_another_size():
     model = small(num_keypoints=2).train()
     nn.init.zeros_(model.head.weight)
     model.head.bias.data = torch.tensor([0.5, 3.0])
@@ -37,9 +37,6 @@ def test_loss__by_hand():
     loss = model(torch.rand(2, 3, 32, 32), (heatmaps, weights))["loss"]
     # keypoint 0: 0.25 in 127 cells and 1 in one; keypoint 1: of the second crop alone, 9 in 64 cells
     assert loss.item() == pytest.approx((127 * 0.25 + 1 + 64 * 9) / 256)
-
-
-def test_loss__without_labelled_points_is_zero_and_targets_of_another_size_are_refused():
     model = small().train()
     loss = model(torch.rand(2, 3, 32, 32), encode(torch.zeros(2, 4, 3), (32, 32)))["loss"]
     loss.backward()

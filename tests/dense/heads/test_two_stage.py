@@ -22,7 +22,7 @@ def test_predictions__labels_count_the_background_and_none_is_an_empty_one():
     assert found["boxes"].shape == (0, 4) and found["masks"].shape == (0, 1, 64, 80)
 
 
-def test_region_pool__knows_strides_of_small_padded_images():
+def test_regions__strides_of_small_padded_images_channels_last_and_one_box_for_all_classes():
     """40 pixels padded to 64: 2 positions at stride 32 look like stride 16 to whoever divides."""
     pool = RegionPool((4, 8, 16, 32), 2)
     maps = {str(i): torch.randn(1, 3, 64 // stride, 64 // stride) for i, stride in enumerate((4, 8, 16, 32))}
@@ -31,12 +31,13 @@ def test_region_pool__knows_strides_of_small_padded_images():
     small_box = roi_align(maps["0"], [boxes[:1]], 2, 1 / 4, 2)
     large_box = roi_align(maps["3"], [boxes[1:]], 2, 1 / 32, 2)
     torch.testing.assert_close(pooled, torch.cat([small_box, large_box]))
-
-
-def test_keypoints__train_in_channels_last():
     model = small("keypoint_rcnn").to(memory_format=torch.channels_last).train()
     losses = model([torch.rand(3, 64, 80)], [target(64, 80, [4, 6, 30, 40], labels=[1])])
     assert losses["loss_keypoint"].isfinite() and losses["loss_keypoint"] > 0
+    scores, deltas = OneBoxPredictor(6, 5)(torch.randn(2, 6))
+    assert scores.shape == (2, 5) and deltas.shape == (2, 20)
+    parts = deltas.unflatten(1, (5, 4))
+    torch.testing.assert_close(parts, parts[:, :1].expand(2, 5, 4))
 
 
 def says(predictor, scores=None, deltas=None):
@@ -71,7 +72,7 @@ def test_refined__by_the_class_of_the_box():
     torch.testing.assert_close(second, torch.tensor([[44.0, 40, 64, 60]]))
 
 
-def test_training__goes_on_with_refined_boxes_and_ground_truth():
+def test_training__goes_on_with_refined_boxes_and_weighs_losses_by_stage():
     model = small("cascade", box_batch_size_per_image=512, box_positive_fraction=1.0).train()
     steps = model.roi_heads.steps
     says(steps[0].box_predictor, deltas=[[1.0, 0, 0, 0]] * 4)  # a tenth of its width to the right
@@ -86,9 +87,6 @@ def test_training__goes_on_with_refined_boxes_and_ground_truth():
     moved[:, 0::2] = moved[:, 0::2].clamp(max=80)
     torch.testing.assert_close(second, torch.cat([moved, truth["boxes"]]))
     torch.testing.assert_close(third, torch.cat([second, truth["boxes"]]))
-
-
-def test_losses__are_weighted_by_stage():
     truth = [target(64, 80, [4, 6, 30, 40], [20, 20, 50, 60], labels=[1, 3])]
     images, found = [torch.rand(3, 64, 80)], []
     for weights in ((1.0, 1.0, 1.0), (1.0, 0.5, 0.25)):
@@ -123,10 +121,3 @@ def test_predictions__mean_of_scores_and_masks_on_boxes_of_the_last():
     allowed = 2 * (seen[-1][:, 2] - seen[-1][:, 0]) / 2  # in pixels of the image that came
     widths = halved["boxes"][:, 2] - halved["boxes"][:, 0]
     assert ((widths[:, None] - allowed).abs().amin(1) < 1e-3).all()
-
-
-def test_one_box__repeated_for_every_class():
-    scores, deltas = OneBoxPredictor(6, 5)(torch.randn(2, 6))
-    assert scores.shape == (2, 5) and deltas.shape == (2, 20)
-    parts = deltas.unflatten(1, (5, 4))
-    torch.testing.assert_close(parts, parts[:, :1].expand(2, 5, 4))
