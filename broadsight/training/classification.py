@@ -45,10 +45,9 @@ def classifier_parts(
     if not occurring:
         raise ValueError(f"{splits.description['val']} has no labelled images to validate on; add some")
     if len(occurring) == 1:
-        notes.append(
-            f"the images to validate on are all of one class, {splits.classes[occurring[0]]}: always naming that class "
-            "would be right, so no epoch is called the best and the last weights are kept"
-        )
+        what = f"the images to validate on are all of one class, {splits.classes[occurring[0]]}"
+        why = "always naming that class would be right, so no epoch is called the best and the last weights are kept"
+        notes.append(f"{what}: {why}")
     size = recipe.image_size or parts.size_of(splits.train, settings["data"])
     eval_size = recipe.eval_size or size
     recipe = recipe.change({"image_size": size, "eval_size": eval_size})
@@ -79,7 +78,7 @@ def classifier_parts(
         for side in sorted({size, eval_size}):
             parts.check_passes(model, torch.zeros(1, channels, side, side), classes, side)
     summary = f"{len(splits.train):,} images of {classes} classes, {len(splits.val):,} to validate, at {size} px"
-    return Parts(model, recipe, order, work, nn.Module.compile, description, summary, tuple(notes), splits)
+    return Parts(model, recipe, order, work, description, summary, tuple(notes), splits)
 
 
 def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:

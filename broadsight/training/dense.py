@@ -41,10 +41,8 @@ def dense_parts(
     task, channels = settings["task"], settings["model_args"].get("in_chans", 3)
     scenes = settings["data"].partition(":")[0] == "scenes"
     splits = data_of(settings, recipe, channels)
-    for view in () if scenes else (splits.train, splits.val):
-        for index in range(
-            0, len(view), max(1, len(view) // 32)
-        ):  # so that invalid labels are refused before a run begins
+    for view in () if scenes else (splits.train, splits.val):  # invalid labels are refused before a run begins
+        for index in range(0, len(view), max(1, len(view) // 32)):
             with suppress(UnreadableImage), within_memory():  # which training skips
                 view[index]
     splits.description["contents"] = contents({"train": splits.train, "val": splits.val})
@@ -79,20 +77,14 @@ def dense_parts(
     description = _describe(settings, recipe, splits, model, arguments, begun.how)
     if not begun.stored:
         description = parts.opening(description, model)
-        height, width = crop_size(recipe) if top_down else (size, size)
-        image = torch.zeros(channels, height, width)
+        image = torch.zeros(channels, *(crop_size(recipe) if top_down else (size, size)))
         parts.check_passes(model, image[None] if stacked else [image], None, size)
     objects = splits.description.get("objects")
     held = f", {objects['train']:,} objects" if objects and objects["train"] else ""
-    summary = (
-        f"{len(learned_from):,} {'crops of objects' if top_down else 'images'} of {len(splits.classes)} classes{held}, "
-        f"{len(splits.val):,} images to validate, at {size} px"
-    )
-
-    def compile_backbone(model: Any) -> None:  # what follows it depends on the content of images
-        model.stages.compile()
-
-    return Parts(model, recipe, order, work, compile_backbone, description, summary, tuple(notes), splits)
+    kind = "crops of objects" if top_down else "images"
+    summary = f"{len(learned_from):,} {kind} of {len(splits.classes)} classes{held}, "
+    summary += f"{len(splits.val):,} images to validate, at {size} px"
+    return Parts(model, recipe, order, work, description, summary, tuple(notes), splits)
 
 
 def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> DenseSplits:

@@ -33,10 +33,8 @@ def meet(device: str = "auto", expected: int | None = None) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     wanted = expected or _launched()
     if wanted and wanted != world:
-        raise ValueError(
-            f"{wanted} processes asked for, {world} running; start them with: "
-            f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
-        )
+        command = f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
+        raise ValueError(f"{wanted} processes asked for, {world} running; start them with: {command}")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
         raise ValueError("device cuda asked for, but torch sees no GPU here; use --device cpu or auto")
@@ -98,12 +96,9 @@ def share_buffers(module: torch.nn.Module) -> None:
 
 
 def _join(backend: str) -> None:
-    """Join the process group under a number that no earlier one has had, and agree on whether any was restarted.
-
-    After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes,
-    and gloo would wait half an hour for them; a second group of the same processes would find those of the first.
-    torchrun counts restarts only on the node where a process has failed.
-    """
+    """Join the process group under a number that no earlier one has had, and agree on whether any was restarted."""
+    # After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes,
+    # for which gloo would wait half an hour; it counts restarts only on the node where a process has failed
     global _restarted
     whole, rank, world = next(iter(dist.rendezvous("env://", timeout=timedelta(minutes=10))))
     store = dist.PrefixStore("broadsight", whole)

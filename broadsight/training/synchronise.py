@@ -1,8 +1,4 @@
-"""BatchNorm over the batches of all processes, on CPUs as well.
-
-Torch's SyncBatchNorm refuses CPUs. Ours stays for `sync_bn` there, and because only with it can the tests show that two
-processes train a model with BatchNorm exactly as one does: those tests run on CPUs.
-"""
+"""BatchNorm over the batches of all processes, on CPUs as well, which torch's SyncBatchNorm refuses."""
 
 from typing import Any
 
@@ -16,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class SharedBatchNorm(_BatchNorm):
     """BatchNorm whose statistics are those of all processes' batches; then, as in timm, an activation.
 
-    It shares parameters and buffers with the norm that it replaces, and is no kind of torch's SyncBatchNorm, which
-    DistributedDataParallel refuses on CPUs.
+    It has parameters and buffers of the norm that it replaces, and is none of torch's, which are refused on CPUs.
     """
 
     def __init__(self, norm: Any):

@@ -24,9 +24,8 @@ def read_weights(source: str | Path) -> Mapping[str, Tensor]:
 def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
     """Load weights of the same model, from a run folder or a file.
 
-    Args:
-        other_classes: They may be of other classes, so that the model's own classifier stays where its shape differs;
-            or of the model before its pooling was swapped, which begins anew then.
+    Those of `other_classes` leave the classifier as it is where its shape differs; those of the model before its
+    pooling was swapped leave the pooling.
     """
     weights = read_weights(source)
     backbone = getattr(model, "backbone", None)
@@ -42,19 +41,13 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
     missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
     wrong = sorted(missing | unexpected | (others - replaced))
     if wrong:
-        raise ValueError(
-            f"{source} holds weights of another model: {len(missing)} missing, {len(unexpected)} unexpected, "
-            f"{len(others - replaced)} of another shape, such as {wrong[0]}"
-        )
+        counts = f"{len(missing)} missing, {len(unexpected)} unexpected, {len(others - replaced)} of another shape"
+        raise ValueError(f"{source} holds weights of another model: {counts}, such as {wrong[0]}")
     _load(model, {name: value for name, value in weights.items() if name not in replaced}, source)
 
 
 def begin_dense(model: Any, source: str | Path) -> str:
-    """Give a dense model the weights that it begins from; returns what was loaded, in words.
-
-    Args:
-        source: A run folder or a file, of a dense model on the same backbone or of a classifier, whatever its pooling.
-    """
+    """Give a dense model the weights of one on the same backbone or of a classifier; what was loaded, in words."""
     weights = read_weights(source)
     of_dense_model = any(BACKBONE in name for name in weights)
     target = model if of_dense_model else model.stages.network

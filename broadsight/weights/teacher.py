@@ -28,9 +28,8 @@ def load_teacher(teacher: nn.Module | str | Path, pretrained: bool = True) -> nn
             load_given(model, folder)
         return model
     if folder.is_dir():
-        raise ValueError(
-            f"teacher folder {name} has no config.json; expected a run folder: config.json, model.safetensors"
-        )
+        expected = "expected a run folder: config.json, model.safetensors"
+        raise ValueError(f"teacher folder {name} has no config.json; {expected}")
     hint = did_you_mean(name, timm.list_models()).strip() or "timm.list_models() lists the names"
     raise ValueError(f"teacher {name!r} is neither a model of timm nor a run folder; {hint}")
 
@@ -43,9 +42,8 @@ def renormalization(
         return None, None
     config = getattr(teacher, "pretrained_cfg", None) or {}
     if "mean" not in config or "std" not in config:
-        raise ValueError(
-            "normalization is given but the teacher has no pretrained_cfg with mean and std; normalise in the teacher"
-        )
+        what = "normalization is given but the teacher has no pretrained_cfg with mean and std"
+        raise ValueError(f"{what}; normalise in the teacher")
     mean, std = (torch.tensor(values)[:, None, None] for values in normalization)
     own_mean, own_std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
     return std / own_std, (mean - own_mean) / own_std

@@ -14,12 +14,9 @@ from .objective import Step, Work
 
 
 class DenseWork(Work):
-    """The work of an engine that trains a dense model. Detectors freeze the statistics of their backbone themselves.
+    """The work of an engine that trains a dense model: images and targets -> losses.
 
-    Args:
-        model: The model as it is trained: images and targets -> losses.
-        batches: As for Work.
-        stacked: Images of a batch are of one size and go in as one tensor, with targets likewise.
+    Images of one size are `stacked` to a tensor, and targets likewise. Detectors freeze their statistics themselves.
     """
 
     unreadable = ValueError  # a mistake in the user's files
