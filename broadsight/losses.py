@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .errors import check_choice, check_number
 from .layers import GroupLogits
 from .layers.kernels.dispatch import runs_eagerly
-from .weights.teacher import load_teacher, renormalization
+from .weights.loading import load_teacher, renormalization
 
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
 
@@ -73,7 +73,18 @@ class MultiTokenLoss(nn.Module):
         smoothing: float = 0.0,
     ):
         super().__init__()
-        _check_criterion(criterion, smoothing)
+        name = criterion.__name__ if isinstance(criterion, type) else type(criterion).__name__
+        if isinstance(criterion, type):
+            raise ValueError(f"criterion is the class {name}; expected an object: pass {name}()")
+        if isinstance(criterion, str):
+            check_choice("criterion", criterion, CRITERIA)
+        elif not callable(criterion):
+            raise ValueError(f"criterion is a {name}; expected 'ce', 'bce' or a loss of (logits, target)")
+        check_number("smoothing", smoothing)
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing={smoothing} is no label smoothing; choose it from 0 to below 1, e.g. 0.1")
+        if smoothing and not isinstance(criterion, str):
+            raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion you pass")
         check_number("intra", intra)
         check_number("inter", inter)
         chosen = (label_loss, intra_direction, inter_target, reduction)
@@ -356,18 +367,3 @@ def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
         advice = "pass the images that the student saw"
         raise ValueError(f"the teacher's logits have shape {shape}; expected ({B}, {C}): {advice}")
     return teacher_logits.detach().to(logits.dtype)
-
-
-def _check_criterion(criterion: Criterion, smoothing: float) -> None:
-    name = criterion.__name__ if isinstance(criterion, type) else type(criterion).__name__
-    if isinstance(criterion, type):
-        raise ValueError(f"criterion is the class {name}; expected an object: pass {name}()")
-    if isinstance(criterion, str):
-        check_choice("criterion", criterion, CRITERIA)
-    elif not callable(criterion):
-        raise ValueError(f"criterion is a {name}; expected 'ce', 'bce' or a loss of (logits, target)")
-    check_number("smoothing", smoothing)
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing={smoothing} is no label smoothing; choose it from 0 to below 1, e.g. 0.1")
-    if smoothing and not isinstance(criterion, str):
-        raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion that you pass")

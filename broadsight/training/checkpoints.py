@@ -33,10 +33,7 @@ def save(
     beside: Mapping[str, Path] | None = None,
     previous: Path | None = None,
 ) -> Path:
-    """Write the state of all processes, who all call it, `progress`, averaged weights, and files `beside` them.
-
-    Only when it is whole, on the disk and renamed, the checkpoint before is moved to `previous` or removed.
-    """
+    """Write the state of all processes and files `beside` it; once it is whole, the one before goes to `previous`."""
     target = folder / f"update-{progress['updates']:09d}{'-evaluated' if progress['evaluated'] else ''}"
     if target.is_dir():  # this moment of the run has been saved already
         return target

@@ -83,11 +83,8 @@ def check_fields(request: Request, recipe: Recipe, settings: Mapping[str, Any], 
 
 
 def opening(description: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The description with what a folder has to say so that the same model is made again; else a ValueError.
-
-    timm would make a model for one size that is tested at another for that other size.
-    """
-    height, width = image_size(model)
+    """The description with what a folder has to say so that the same model is made again; else a ValueError."""
+    height, width = image_size(model)  # timm would make a model for the size that it is tested at
     sized = ({"img_size": height if height == width else [height, width], **choice} for choice in ANY_SIZE)
     faults = []
     for more in ({}, *sized):

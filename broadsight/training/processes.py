@@ -30,8 +30,7 @@ def connect(device: str = "auto", precision: str = "fp32", expected: int | None 
 def meet(device: str = "auto", expected: int | None = None) -> None:
     """Join the other processes, after a check that as many run as were asked for."""
     world = int(os.environ.get("WORLD_SIZE", 1))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    wanted = expected or _launched()
+    local, wanted = int(os.environ.get("LOCAL_WORLD_SIZE", world)), expected or _launched()
     if wanted and wanted != world:
         command = f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
         raise ValueError(f"{wanted} processes asked for, {world} running; start them with: {command}")

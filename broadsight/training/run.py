@@ -108,19 +108,18 @@ def write_report(outcome: Outcome, request: Request, reporter: Reporter, splits:
 
 
 def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: bool) -> tuple[Prepared, Progress]:
-    stored, restarted = None, processes.restarted()
+    stored, restarted = stored_in(request.out), processes.restarted()
     resume = request.resume or restarted
     said = any((request.data, request.model, request.recipe, request.changes))  # enough to begin a run
-    if request.out and is_run(Path(request.out)):
-        stored = stored_in(Path(request.out))
-        if not resume:
-            refuse_if_held(Path(request.out))
-            advice = "--resume continues it, another --out starts a new one"
-            raise ValueError(f"{request.out} holds a run of {stored['settings']['model']} already; {advice}")
-    elif request.out and resume and not restarted and not said:  # else one that was killed before it had a folder
-        raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
-    elif resume and not request.out and not restarted:
-        raise ValueError("--resume needs --out, the folder of the run to continue")
+    if stored is not None and not resume:
+        refuse_if_held(Path(str(request.out)))
+        advice = "--resume continues it, another --out starts a new one"
+        raise ValueError(f"{request.out} holds a run of {stored['settings']['model']} already; {advice}")
+    if stored is None and request.resume and not restarted:
+        if not request.out:
+            raise ValueError("--resume needs --out, the folder of the run to continue")
+        if not said:  # else one that was killed before it had a folder
+            raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
     settings, recipe = settings_of(request, stored)
     check_name(settings["model"])  # before a tar is unpacked
     if recipe.precision == "fp16" and "precision" not in request.changes and not processes.has_gpu(request.device):
@@ -156,8 +155,7 @@ def _hold(
 
 def check_twin(request: Request, twin: str) -> None:
     """Refuse a twin that could not be trained, before the first of the two is."""
-    stored = stored_in(Path(request.out)) if request.out and is_run(Path(request.out)) else None
-    settings, recipe = settings_of(request, stored)
+    settings, recipe = settings_of(request, stored_in(request.out))
     if settings["task"] != "classify":
         raise ValueError(f"--twin {twin} is for --task classify; this is --task {settings['task']}; leave it out")
     if settings["pool"] == twin:

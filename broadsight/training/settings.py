@@ -217,8 +217,10 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
     return []
 
 
-def stored_in(path: Path) -> dict[str, Any]:
-    """What the run in a folder was asked for."""
+def stored_in(path: str | Path | None) -> dict[str, Any] | None:
+    """What the run in a folder was asked for, if it holds one."""
+    if not path or not is_run(Path(path)):
+        return None
     config = RunFolder(path).config()
     try:
         return {name: config["broadsight"][name] for name in ("settings", "recipe", "threads")}

@@ -10,10 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SharedBatchNorm(_BatchNorm):
-    """BatchNorm whose statistics are those of all processes' batches; then, as in timm, an activation.
-
-    It has parameters and buffers of the norm that it replaces, and is none of torch's, which are refused on CPUs.
-    """
+    """BatchNorm whose statistics are those of all processes' batches; then, as in timm, an activation."""
 
     def __init__(self, norm: Any):
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)

@@ -198,9 +198,5 @@ def _number(kind: _NumberType, data: bytes) -> float:
 
 
 # What training scripts store beside the weights and what cannot run anything: their command line, and numbers.
-PLAIN_TYPES: list[Any] = [
-    argparse.Namespace,
-    (_NumberType, "numpy.dtype"),
-    (_number, "numpy.core.multiarray.scalar"),
-    (_number, "numpy._core.multiarray.scalar"),
-]
+PLAIN_TYPES: list[Any] = [argparse.Namespace, (_NumberType, "numpy.dtype")]
+PLAIN_TYPES += [(_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]

@@ -14,10 +14,7 @@ from .objective import Step, Work
 
 
 class DenseWork(Work):
-    """The work of an engine that trains a dense model: images and targets -> losses.
-
-    Images of one size are `stacked` to a tensor, and targets likewise. Detectors freeze their statistics themselves.
-    """
+    """The work of an engine that trains a dense model; images that are all of one size, and targets, are `stacked`."""
 
     unreadable = ValueError  # a mistake in the user's files
 

@@ -81,10 +81,7 @@ class Work:
     def evaluate(
         self, model: nn.Module, seen: Callable[[int], None]
     ) -> tuple[dict[str, float | None], Mapping[str, str]]:
-        """Metrics over all validation images of all processes, none counted twice; which images could not be read.
-
-        `seen` is called with the number of images after each batch.
-        """
+        """Metrics over all validation images of all processes, none counted twice; which images could not be read."""
         skipped: dict[str, str] = {}
         count = 0
         self._begin_scores()

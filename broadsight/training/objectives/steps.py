@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import first_line
 from ...losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate
-from ...weights.teacher import load_teacher
+from ...weights.loading import load_teacher
 from ..recipes import Recipe
 
 
