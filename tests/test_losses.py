@@ -35,9 +35,6 @@ def soft_target(images: int = 4, classes: int = 5) -> Tensor:
 LABELS = torch.tensor([4, 0, 2, 2])
 
 
-# ---- the slow reference: one image, one class at a time, as the formulas are printed
-
-
 def log_softmax(row: Tensor) -> Tensor:
     return row - row.exp().sum().log()
 
@@ -61,18 +58,10 @@ def rows(logits: Tensor) -> Tensor:
     return torch.stack([log_softmax(row) for row in logits])
 
 
-def reference(
-    logits: GroupLogits,
-    target: Tensor,
-    criterion=ce,
-    intra=1.0,
-    inter=-0.8,
-    label_loss="groups",
-    intra_direction="tokens_to_mean",
-    inter_target="logit_mean",
-    reduction="mean",
-) -> dict[str, Tensor]:
+def reference(logits: GroupLogits, target: Tensor, criterion=ce, intra=1.0, inter=-0.8, **options) -> dict[str, Tensor]:
     """The loss's parts."""
+    usual = dict(label_loss="groups", intra_direction="tokens_to_mean", inter_target="logit_mean", reduction="mean")
+    label_loss, intra_direction, inter_target, reduction = (usual | options).values()
     y, a = logits.tokens, logits.average
     groups = y.shape[1]
     everything = sum(y[:, g] + (0 if a is None else a[:, g]) for g in range(groups))
@@ -117,9 +106,6 @@ def assert_same_loss(got: Tensor, expected: Tensor, logits: GroupLogits, toleran
         assert_close(one, other, "gradient", tolerance)
 
 
-# ---- the stored values of the release
-
-
 @pytest.mark.parametrize("criterion", ["bce", "ce"])
 @pytest.mark.parametrize("head", HEADS)
 def test_golden__parts_totals_and_gradients(golden, head, criterion):
@@ -145,9 +131,6 @@ def test_golden__parts_totals_and_gradients(golden, head, criterion):
     assert_close(y.grad, stack(f"grad.{criterion}.logits"), "gradient of the tokens' logits", 2e-5)
     if a is not None:
         assert_close(a.grad, stack(f"grad.{criterion}.avg"), "gradient of the averaged token's logits", 2e-5)
-
-
-# ---- options, against the slow reference
 
 
 @pytest.mark.parametrize(
@@ -231,9 +214,6 @@ def test_gradients__go_where_the_release_sends_them():
     assert logits.average.grad is not None and logits.average.grad.abs().max() == 0
 
 
-# ---- criteria and targets
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["ce", "bce"])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
@@ -267,7 +247,7 @@ def test_foreign_criteria__equal_the_built_in_ones(criterion, own, target):
     assert_same_loss(MultiTokenLoss(criterion)(logits, target), MultiTokenLoss(**own)(logits, target), logits)
 
 
-def test_foreign_criteria__weights_and_ignored_labels():
+def test_foreign_criteria__weights_ignored_labels_and_calls():
     logits, target = draw(), torch.tensor([4, -100, 2, 7])
     criterion = nn.CrossEntropyLoss(weight=torch.rand(5).double() + 0.1)
     with pytest.raises(ValueError, match="target holds class 7"):
@@ -278,9 +258,6 @@ def test_foreign_criteria__weights_and_ignored_labels():
     assert_close(parts["base_per_group"], expected, "losses", 1e-12)
     target[3] = 7
     MultiTokenLoss(nn.CrossEntropyLoss(ignore_index=7))(logits, target.clamp(min=0))
-
-
-def test_foreign_criteria__are_called_once_with_the_total_and_move_along():
     calls = []
 
     def criterion(logits: Tensor, target: Tensor) -> Tensor:
@@ -293,9 +270,6 @@ def test_foreign_criteria__are_called_once_with_the_total_and_move_along():
     assert calls == [True] * 4
     loss = MultiTokenLoss(nn.CrossEntropyLoss(weight=torch.ones(5))).double()
     assert loss.criterion.weight.dtype == torch.float64
-
-
-# ---- precision and transformations
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -344,9 +318,6 @@ def test_operations__do_not_grow_with_the_groups_and_are_one_graph():
             assert_same_loss(compiled(logits, target), loss(logits, target), logits)
 
 
-# ---- the aggregate
-
-
 def test_aggregate__is_the_mean_of_the_groups():
     y, a, _, d = (None if x is None else x.detach() for x in draw(distill=True))
     assert torch.equal(aggregate(GroupLogits(y, a)), y.mean(1))
@@ -369,9 +340,6 @@ def test_pool__answers_the_aggregate_and_learns_in_every_parameter(distill):
     assert [name for name, p in pool.named_parameters() if p.grad is None] == []
     light = pool.eval().lighten()
     assert_close(aggregate(light.forward_groups(features)), light(features), "light answer", 1e-12)
-
-
-# ---- distillation
 
 
 class Teacher(nn.Module):
@@ -493,20 +461,17 @@ def test_teacher__under_autocast_or_with_logits_that_are_known_already(images):
     assert known.grad is None
 
 
-def test_teacher__by_timm_name_with_its_weights_unless_refused(monkeypatch):
-    logits = draw(2, classes=1000, distill=True, dtype=torch.float32)
+def test_teacher__by_timm_name_or_from_a_run_folder(tmp_path, monkeypatch):
+    logits, asked = draw(2, classes=1000, distill=True, dtype=torch.float32), []
     loss = MultiTokenDistillationLoss("ce", "test_resnet", pretrained=False)
     assert type(loss.teacher).__name__ == "ResNet" and not loss.teacher.training
     assert loss(torch.randn(2, 3, 64, 64), logits, torch.tensor([3, 999])).isfinite()
-    asked = []
-    monkeypatch.setattr(timm, "create_model", lambda name, **kw: asked.append((name, kw)) or nn.Identity())
-    names = ("volo_d1_224.sail_in1k", "volo_d1_224", "hf-hub:timm/test_resnet.r160_in1k")
-    for name, options in zip(names, ({}, dict(pretrained=False), {}), strict=True):
-        MultiTokenDistillationLoss("ce", name, **options)
-        assert asked.pop() == (name, dict(pretrained=True) | options)
-
-
-def test_teacher__from_a_run_folder(tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setattr(timm, "create_model", lambda name, **kw: asked.append((name, kw)) or nn.Identity())
+        names = ("volo_d1_224.sail_in1k", "volo_d1_224", "hf-hub:timm/test_resnet.r160_in1k")
+        for name, options in zip(names, ({}, dict(pretrained=False), {}), strict=True):
+            MultiTokenDistillationLoss("ce", name, **options)
+            assert asked.pop() == (name, dict(pretrained=True) | options)
     model = timm.create_model("test_resnet", num_classes=5).eval()
     nn.init.normal_(model.fc.weight)
     save_for_hf(model, str(tmp_path / "run"), safe_serialization=True)
@@ -535,20 +500,13 @@ def test_teacher__sees_images_normalised_its_own_way():
     assert torch.equal(plain.ask_teacher(pixels), teacher(pixels))
 
 
-# ---- mistakes, each answered in one line
-
-
 def refuses(call, *words: str) -> None:
     message = refused("", call)
     assert all(word in message for word in words), message
 
 
-TARGETS = [
-    (torch.zeros(3, dtype=torch.long), ("shape (3,)", "(4,)", "(4, 5)")),
-    (torch.zeros(3, 5), ("shape (3, 5)", "(4, 5)")),
-    (torch.zeros(4, 6), ("shape (4, 6)", "(4, 5)")),
-    (torch.zeros(4, 1, dtype=torch.long), ("shape (4, 1)", "(4,)")),
-    (torch.tensor(1), ("shape ()",)),
+TARGETS = [(torch.zeros(shape), (f"shape {shape}", "(4,)", "(4, 5)")) for shape in ((3,), (3, 5), (4, 6), (4, 1), ())]
+TARGETS += [
     (torch.zeros(4), ("shape (4,)", "float32", "target.long()")),
     (torch.ones(4, dtype=torch.bool), ("bool", "target.long()")),
     (torch.ones(4, 5, dtype=torch.long), ("int64", "target.float()")),
@@ -593,17 +551,7 @@ def test_mistakes__targets_and_logits():
         (dict(smoothing=1.0), ("smoothing=1.0",)),
         (dict(smoothing=float("nan")), ("smoothing=nan",)),
         (dict(criterion=nn.CrossEntropyLoss(), smoothing=0.1), ("smoothing=0.1", "'ce' and 'bce'")),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else type(value).__name__,
-)
-def test_mistakes__options(arguments, words):
-    refuses(lambda: MultiTokenLoss(**{"criterion": "ce", **arguments}), *words)
-    refuses(lambda: MultiTokenDistillationLoss(**{"criterion": "ce", "teacher": None, **arguments}), *words)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+        # of distillation alone
         (dict(alpha=1.5), ("alpha=1.5", "between 0")),
         (dict(alpha=float("nan")), ("alpha=nan",)),
         (dict(temperature=0.0), ("temperature=0.0", "above 0")),
@@ -618,8 +566,10 @@ def test_mistakes__options(arguments, words):
     ],
     ids=str,
 )
-def test_mistakes__distillation_options(arguments, words):
+def test_mistakes__options(arguments, words):
     refuses(lambda: MultiTokenDistillationLoss(**{"criterion": "ce", "teacher": Teacher(), **arguments}), *words)
+    if not arguments.keys() & {"alpha", "temperature", "kind", "teacher_criterion", "teacher", "normalization"}:
+        refuses(lambda: MultiTokenLoss(**{"criterion": "ce", **arguments}), *words)
 
 
 def test_mistakes__calls_and_folders(images, tmp_path):

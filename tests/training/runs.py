@@ -123,9 +123,8 @@ def left_by(folder: Path) -> dict[str, Any]:
     assert checkpoint is not None
     files = [folder / "model.safetensors", folder / "metrics.jsonl"]
     files += [checkpoint / name for name in ("model.safetensors", "ema.safetensors", "progress.json")]
-    found: dict[str, Any] = {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()
-    }
+    files = [file for file in files if file.exists()]
+    found: dict[str, Any] = {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
     for name in ("model.safetensors", "ema.safetensors"):
         if (checkpoint / name).exists():
             found[f"tensors of {name}"] = {k: _digest(v) for k, v in load_file(checkpoint / name).items()}
@@ -148,11 +147,9 @@ def _digest(value: torch.Tensor) -> tuple[Any, ...]:
 
 def everything_in(folder: Path) -> dict[str, Any]:
     """Every file and folder with its bytes and the time of its last change, but for the lock."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
-        for path in [folder, *sorted(folder.rglob("*"))]
-        if path.name != LOCK
-    }
+    paths = [path for path in [folder, *sorted(folder.rglob("*"))] if path.name != LOCK]
+    contents = ((path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None) for path in paths)
+    return {str(path.relative_to(folder)): content for path, content in zip(paths, contents, strict=True)}
 
 
 class Moments:

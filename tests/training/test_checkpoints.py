@@ -72,7 +72,6 @@ def test_everything_comes_back(run, tmp_path):
         run.average.weight.add_(1)
     assert not all(map(torch.equal, run.values(), expected))
     drawn()
-
     state.restore(state.newest(tmp_path), run.accelerator, run.average)
     assert all(map(torch.equal, run.values(), expected))
     assert drawn() == after  # Python's, numpy's and torch's generator
@@ -93,7 +92,7 @@ def test_files(checkpoint):
     assert all(size == (checkpoint / name).stat().st_size for name, (size, _) in manifest.items())
 
 
-def test_on_the_disk_before_it_has_its_name(run, tmp_path, monkeypatch):
+def test_on_the_disk_before_it_has_its_name_and_the_newest_is_found(run, tmp_path, monkeypatch):
     run.save(tmp_path, 1)
     told = []
     flush, rename, remove = state.flush, type(tmp_path).rename, shutil.rmtree
@@ -108,11 +107,8 @@ def test_on_the_disk_before_it_has_its_name(run, tmp_path, monkeypatch):
     assert told[here + 1] == ("flush", tmp_path.name)
     assert told[here + 2 :] == [("update-000000001", True)]
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
-
-
-def test_newest(tmp_path):
     assert state.newest(tmp_path / "none") is None
-    names = ["update-000000002", "update-000000010", "update-000000010-evaluated", ".update-000000011.part"]
+    names = ["update-000000003", "update-000000010", "update-000000010-evaluated", ".update-000000011.part"]
     for name in names:
         (tmp_path / name).mkdir()
     assert state.newest(tmp_path).name == "update-000000010-evaluated"
@@ -160,9 +156,6 @@ def test_failed__the_one_before_is_whole(place, error, run, tmp_path, monkeypatc
     assert state.read_progress(whole)["updates"] == 1
     run.save(tmp_path, 2)
     assert state.newest(tmp_path).name == "update-000000002"
-
-
-# --- Damage -----------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import nn
 
+from broadsight.models.edited import edit
 from broadsight.training.optimisation import make_average, make_optimizer, make_scheduler
 from broadsight.training.recipes import Recipe
 from tests.refusals import refused
@@ -23,9 +24,6 @@ def by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dic
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     assert len(groups) == sum(len(group["params"]) for group in optimizer.param_groups)
     return {name: groups[id(parameter)] for name, parameter in model.named_parameters()}
-
-
-# ---- optimiser
 
 
 def test_optimizer__decays_matrices_alone(vit):
@@ -46,11 +44,7 @@ def test_optimizer__layer_decay(vit):
     assert groups["patch_embed.proj.weight"]["lr_scale"] == pytest.approx(0.75**7)
     kept = {name for name, group in groups.items() if group["weight_decay"] == 0}
     assert kept == {n for n, p in vit.named_parameters() if p.ndim <= 1} | {"cls_token", "pos_embed"}
-
-
-def test_optimizer__layer_decay_of_a_pool_in_the_classifier():
-    from broadsight.models.edited import edit
-
+    # Of a pool in the classifier
     model = edit("test_resnet", pool="gap", num_classes=3)
     groups = by_name(model, make_optimizer(model, Recipe(layer_decay=0.5)))
     scales = {name: group["lr_scale"] for name, group in groups.items()}
@@ -81,9 +75,6 @@ def test_optimizer__unknown_or_without_a_setting():
     model = nn.Linear(2, 2)
     refused("unknown optimizer 'adamx'; did you mean 'adamax'", make_optimizer, model, Recipe(optimizer="adamx"))
     refused(r"^optimizer sgd: .*betas", make_optimizer, model, Recipe(optimizer="sgd", betas=(0.9, 0.9)))
-
-
-# ---- schedule
 
 
 def rates(recipe: Recipe, per_epoch: int, at: Sequence[int]) -> list[float]:
@@ -138,9 +129,6 @@ def test_schedule__every_layer_at_its_own_rate_from_the_first_update_on(vit, war
             scheduler.step_update(update)
         for name, group in by_name(vit, optimizer).items():
             assert group["lr"] == pytest.approx(group["lr_scale"] * cosine(recipe, 5, update)), (update, name)
-
-
-# ---- average
 
 
 @pytest.mark.parametrize(("warmup", "decays"), [(False, (0.9, 0.9)), (True, (1 - 2 ** (-2 / 3), 1 - 3 ** (-2 / 3)))])

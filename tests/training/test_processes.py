@@ -87,7 +87,7 @@ def test_every_update_has_the_same_images_over_any_number_of_processes(count, ac
             assert len({index for _, _, index in expected}) == 96
 
 
-def test_shards_are_shared_without_overlap(shard_source):
+def test_shards_are_shared_without_overlap_and_workers_give_each_image_once(shard_source):
     count = len(shard_source)
     for epoch in (0, 1):
         alone, several = shares(shard_source, 6, 1, epoch), shares(shard_source, 6, 2, epoch)
@@ -96,9 +96,6 @@ def test_shards_are_shared_without_overlap(shard_source):
         assert len(set(indices)) == len(indices) == count // 6 * 6
     orders = [EvalOrder(shard_source, 4, rank=rank, processes=2) for rank in (0, 1)]
     assert sorted(index for order in orders for batch in order for _, _, index in batch) == list(range(count))
-
-
-def test_workers_of_two_processes_give_each_image_once(shard_source):
     transform = Transforms(8, augmentation=dict(auto_augment="rand-m5-n2")).build(True)
     images = SourceDataset(shard_source, transform, training=True)
     seen: dict[Any, torch.Tensor] = {}

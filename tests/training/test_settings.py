@@ -14,7 +14,6 @@ from .runs import small
 POOL = dict(pool="map", pool_args=dict(groups=2, tokens=1, dim=24))
 CLASSIFIERS = {
     "--model-args num_classes=7; leave it out: the classes of DATA": dict(model_args=dict(num_classes=7)),
-    "--model-args num_classes=4;": dict(model_args=dict(num_classes=4)),
     "--model-args checkpoint_path=x; leave it out: --init": dict(model_args=dict(checkpoint_path="x")),
     "--model-args pretrained=True; leave it out: --pretrained": dict(model_args=dict(pretrained=True)),
     "--model-args features_only=True;": dict(model_args=dict(features_only=True)),

@@ -215,10 +215,7 @@ def test_what_is_replaced_and_what_stays():
     shared = SharedBatchNorm(nn.BatchNorm2d(3).eval().requires_grad_(False))
     assert not shared.training and not any(parameter.requires_grad for parameter in shared.parameters())
     assert not isinstance(shared, nn.SyncBatchNorm)
-
-
-def test_folded_products_know_the_shared_norm():
-    """GramTokens and MergeMaps compute with them in evaluation instead of calling the norm."""
+    # Folded products compute with them in evaluation instead of calling the norm
     norm, weight = nn.BatchNorm1d(4).eval(), torch.randn(4, 3)
     nn.init.uniform_(norm.running_mean)
     found, expected = (inference_form(weight, one) for one in (SharedBatchNorm(norm), norm))
