@@ -18,14 +18,9 @@ from .layers.kernels.dispatch import runs_eagerly
 from .weights.loading import load_teacher, renormalization
 
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
-
 CRITERIA = ("ce", "bce")
-CHOICES = {
-    "label_loss": ("groups", "total", "sum"),
-    "intra_direction": ("tokens_to_mean", "mean_to_tokens"),
-    "inter_target": ("logit_mean", "probability_mean", "logit_sum"),
-    "reduction": ("mean", "batchmean"),
-}
+CHOICES = dict(label_loss=("groups", "total", "sum"), intra_direction=("tokens_to_mean", "mean_to_tokens"))
+CHOICES |= dict(inter_target=("logit_mean", "probability_mean", "logit_sum"), reduction=("mean", "batchmean"))
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:

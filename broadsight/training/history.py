@@ -11,24 +11,16 @@ TASKS = ("classify", "detect", "instances", "segment", "keypoints")
 NONE = type(None)
 
 # Kinds of values below "broadsight" in config.json, and below its settings and labels; any may be missing.
-ABOUT: dict[str, Any] = {
-    **dict.fromkeys(("task", "command", "started", "goal"), str),
-    **dict.fromkeys(("settings", "recipe", "data", "labels", "versions"), dict),
-    **dict.fromkeys(("parameters", "seed", "threads", "processes"), int),
-    **dict.fromkeys(("commit", "launch"), (str, NONE)),
-}
-SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(("data", "model", "task", "recipe"), str),
-    **dict.fromkeys(("val", "root", "pool", "broadcast", "head", "neck", "init"), (str, NONE)),
-    **dict.fromkeys(("model_args", "pool_args", "broadcast_args", "head_args", "neck_args", "changes"), dict),
-    **dict.fromkeys(("seed", "log_every", "seeds"), int),
-    "split": (int, float, NONE),
-}
-LABELS: dict[str, Any] = {
-    **dict.fromkeys(("keypoint_names", "flip_pairs", "skeleton"), list),
-    "category_ids": dict,
-    "keypoint_offset": (int, float),
-}
+ABOUT: dict[str, Any] = dict.fromkeys(("task", "command", "started", "goal"), str)
+ABOUT |= dict.fromkeys(("settings", "recipe", "data", "labels", "versions"), dict)
+ABOUT |= dict.fromkeys(("parameters", "seed", "threads", "processes"), int)
+ABOUT |= dict.fromkeys(("commit", "launch"), (str, NONE))
+SETTINGS: dict[str, Any] = dict.fromkeys(("data", "model", "task", "recipe"), str)
+SETTINGS |= dict.fromkeys(("val", "root", "pool", "broadcast", "head", "neck", "init"), (str, NONE))
+SETTINGS |= dict.fromkeys(("model_args", "pool_args", "broadcast_args", "head_args", "neck_args", "changes"), dict)
+SETTINGS |= dict.fromkeys(("seed", "log_every", "seeds"), int) | {"split": (int, float, NONE)}
+LABELS: dict[str, Any] = dict.fromkeys(("keypoint_names", "flip_pairs", "skeleton"), list)
+LABELS |= dict(category_ids=dict, keypoint_offset=(int, float))
 # How data is named that is fetched: timm's names of remote datasets, and paths to another machine
 FETCHED = ("hfds/", "hfids/", "tfds/", "//", "\\\\")
 # The parts of a description that its weights depend on; neither the hour nor the folder

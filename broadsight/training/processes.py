@@ -12,6 +12,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _restarted = False
 
 
@@ -58,7 +59,7 @@ def leave() -> None:
 
 def restarted() -> bool:
     """Whether torchrun restarted the processes after one had failed; known once they have met."""
-    return _restarted or _restarts() > 0
+    return _restarted or int(os.environ.get(RESTARTS, 0)) > 0
 
 
 def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
@@ -107,7 +108,7 @@ def _join(backend: str) -> None:
         number = int(store.get(f"group/{me}"))  # waits for the first process's answer
     else:
         number = store.add("groups", 1)
-    store.add(f"restarts/{number}", _restarts())
+    store.add(f"restarts/{number}", int(os.environ.get(RESTARTS, 0)))
     store.add(f"joined/{number}", 1)
     if rank == 0:
         while store.add(f"joined/{number}", 0) < world:
@@ -118,10 +119,6 @@ def _join(backend: str) -> None:
     store.wait([f"complete/{number}"])
     _restarted = store.add(f"restarts/{number}", 0) > 0
     dist.init_process_group(backend, store=dist.PrefixStore(f"group_{number}", whole), rank=rank, world_size=world)
-
-
-def _restarts() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def _launched() -> int | None:

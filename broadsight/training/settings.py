@@ -45,13 +45,9 @@ CHOSEN = EVERYWHERE | {"in_chans": "--model-args in_chans=1 or in_chans=3 decide
 CHOSEN |= dict.fromkeys(("img_size", "image_size", "input_size"), "--size decides it")
 PARTS = dict.fromkeys(("backbone", "stages", "name", "neck", "neck_args"), "--model, --head and --neck decide it")
 PARTS |= {"backbone_args": "--model-args are for it", "pretrained_backbone": EVERYWHERE["pretrained"]}
-DECIDED: dict[str, dict[str, str]] = {
-    "model_args": EVERYWHERE,
-    "pool_args": CHOSEN | {"light": "a light model only infers; train --pool map"},
-    "broadcast_args": CHOSEN,
-    "head_args": CHOSEN | PARTS | {"num_keypoints": "the keypoints of DATA decide it"},
-    "neck_args": CHOSEN,
-}
+POOLS = CHOSEN | {"light": "a light model only infers; train --pool map"}
+HEADS = CHOSEN | PARTS | {"num_keypoints": "the keypoints of DATA decide it"}
+DECIDED = dict(model_args=EVERYWHERE, pool_args=POOLS, broadcast_args=CHOSEN, head_args=HEADS, neck_args=CHOSEN)
 
 
 def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[str, Any], Recipe]:

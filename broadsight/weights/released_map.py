@@ -123,9 +123,6 @@ class Translation:
         return translated
 
 
-# ---- the pool
-
-
 def _vector(shape: Shape, groups: int) -> Shape:
     return (shape[0] // groups,) if shape else ()
 
@@ -197,9 +194,6 @@ def _is_count(key: str) -> bool:
     return key.endswith("num_batches_tracked")
 
 
-# ---- whole models
-
-
 def _renamed(*rules: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[[str], str]:
     """The first rule whose pattern begins the name replaces that beginning; other names stay."""
 
@@ -250,16 +244,11 @@ class Model(NamedTuple):
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-MODELS = {
-    "map_mobilenetv1": Model(_mobilenet, head="fc."),
-    "map_resnet50": Model(_resnet),
-    "map_pit_s": Model(_pit),
-    "map_convnext_tiny": Model(_convnext),
-    "map_convnext_small": Model(_convnext),
-    "map_maxvit_tiny": Model(str),
-    "map_maxvit_small": Model(str),
-    "map_faster_vit_3": Model(str, recomputed=r"levels\..*\.relative_(bias|coords_table|position_index)$"),
-}
+MODELS = dict(map_mobilenetv1=Model(_mobilenet, head="fc."), map_resnet50=Model(_resnet), map_pit_s=Model(_pit))
+MODELS |= {f"map_convnext_{size}": Model(_convnext) for size in ("tiny", "small")}
+MODELS |= {f"map_maxvit_{size}": Model(str) for size in ("tiny", "small")}
+RECOMPUTED = r"levels\..*\.relative_(bias|coords_table|position_index)$"
+MODELS["map_faster_vit_3"] = Model(str, recomputed=RECOMPUTED)
 
 
 def _model_translation(architecture: str, model: nn.Module) -> Translation:

@@ -17,16 +17,9 @@ from ..files import whole_file
 from ..layers import MultiTokenPool, SuperTokenAttention
 from ..models import STViT
 from ..surgery.description import EDITED
+from . import released_map as pools
 from .reading import as_runtime_error, check_alone, check_tensors, check_values, metadata_of, read_file, weights_in
-from .released_map import (
-    Source,
-    Translation,
-    model_from_release,
-    model_to_release,
-    pool_from_release,
-    pool_to_release,
-    without_module_prefix,
-)
+from .released_map import Source, Translation, without_module_prefix
 
 Given = str | os.PathLike | Mapping[str, Tensor]
 ONE_HOT = torch.eye(9).view(9, 1, 3, 3)  # what the release folds and unfolds with
@@ -43,7 +36,17 @@ def load_release(module: nn.Module, source: Given) -> nn.Module:
         ValueError: The module has no release.
         RuntimeError: A tensor is missing, unexpected, or not what it should be. Nothing is loaded then.
     """
-    translate = _translation_for(module)
+    if isinstance(module, STViT):
+        translate = partial(_renamed_state, module, STViT.released_name)
+    elif isinstance(module, SuperTokenAttention):
+        translate = partial(_renamed_state, module, lambda key: f"stoken_refine.{key}")
+    elif isinstance(module, MultiTokenPool):
+        translate = partial(pools.pool_from_release, module)
+    elif _is_pooled(module):
+        translate = partial(pools.model_from_release, _architecture(module), module)
+    else:
+        expected = "expected STViT, SuperTokenAttention, MultiTokenPool or a map_* model"
+        raise ValueError(f"no released weights are known for {type(module).__name__}; {expected}")
     origin = "the source" if isinstance(source, Mapping) else str(source)
     with as_runtime_error():
         given = without_module_prefix(_read(source)[1])
@@ -58,9 +61,9 @@ def load_release(module: nn.Module, source: Given) -> nn.Module:
 def released_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Some tensors of a MultiTokenPool or a released map_* model under the released names and in released shapes."""
     if isinstance(module, MultiTokenPool):
-        return pool_to_release(module, tensors)
+        return pools.pool_to_release(module, tensors)
     if _is_pooled(module):
-        return model_to_release(_architecture(module), module, tensors)
+        return pools.model_to_release(_architecture(module), module, tensors)
     kind = type(module).__name__
     raise ValueError(f"{kind} has no released names; expected a MultiTokenPool or a model that has one")
 
@@ -105,20 +108,6 @@ def contents(path: str | os.PathLike) -> tuple[list[str], dict[str, str]]:
     """Names of the tensors in a safetensors file, and its metadata."""
     with safe_open(path, "pt") as file:
         return list(file.keys()), metadata_of(Path(path))
-
-
-def _translation_for(module: nn.Module) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-    """From tensors under released names to the module's state dict."""
-    if isinstance(module, STViT):
-        return partial(_renamed_state, module, STViT.released_name)
-    if isinstance(module, SuperTokenAttention):
-        return partial(_renamed_state, module, lambda key: f"stoken_refine.{key}")
-    if isinstance(module, MultiTokenPool):
-        return partial(pool_from_release, module)
-    if _is_pooled(module):
-        return partial(model_from_release, _architecture(module), module)
-    expected = "expected STViT, SuperTokenAttention, MultiTokenPool or a map_* model"
-    raise ValueError(f"no released weights are known for {type(module).__name__}; {expected}")
 
 
 def _is_pooled(module: nn.Module) -> bool:
