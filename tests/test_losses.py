@@ -293,7 +293,7 @@ def test_half_precision__is_computed_in_float32_and_autocast_changes_nothing(dty
         assert got.dtype == torch.float32 and torch.equal(got, expected)
 
 
-def test_large_logits__stay_finite():
+def test_large_logits_stay_finite_and_operations_do_not_grow_with_the_groups():
     y = torch.tensor([[[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0]]], requires_grad=True)
     for criterion in ("ce", "bce"):
         for inter_target in ("logit_mean", "probability_mean", "logit_sum"):
@@ -301,8 +301,6 @@ def test_large_logits__stay_finite():
             loss.backward()
             assert loss.isfinite() and y.grad.isfinite().all()
 
-
-def test_operations__do_not_grow_with_the_groups_and_are_one_graph():
     def count(groups: int) -> int:
         logits = draw(groups=groups)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -421,7 +419,7 @@ def test_distillation__hard_loss_follows_the_criterion(images, criterion, given,
     assert_close(parts["teacher"], taught, "teacher", 1e-12)
 
 
-def test_teacher__is_frozen_in_eval_mode_and_without_gradients(images):
+def test_teacher__is_frozen_without_gradients_under_autocast_or_with_known_logits(images):
     teacher = Teacher().train()
     loss = MultiTokenDistillationLoss("ce", teacher)
     assert loss.teacher is teacher and not any(p.requires_grad for p in teacher.parameters())
@@ -442,16 +440,13 @@ def test_teacher__is_frozen_in_eval_mode_and_without_gradients(images):
     assert {p.dtype for p in loss.teacher.parameters()} == {torch.bfloat16}
     assert loss.to("meta").teacher.fc.weight.device.type == "meta"
     assert copy.deepcopy(loss).teacher is not loss.teacher
-
-
-def test_teacher__under_autocast_or_with_logits_that_are_known_already(images):
     logits = GroupLogits(*(None if x is None else x.detach().bfloat16() for x in draw(distill=True)))
     loss = MultiTokenDistillationLoss("bce", Teacher(dtype=torch.float32), kind="soft")
     with torch.autocast("cpu", torch.bfloat16):
         parts = loss.parts(images.float(), logits, LABELS)
     assert {value.dtype for value in parts.values()} == {torch.float32}
     assert all(value.isfinite().all() for value in parts.values())
-    logits, teacher = draw(distill=True), Teacher()
+    logits, teacher, images = draw(distill=True), Teacher(), images.detach()
     expected = MultiTokenDistillationLoss("ce", teacher, kind="soft")(images, logits, LABELS)
     known = teacher(images).requires_grad_()
     loss = MultiTokenDistillationLoss("ce", None, kind="soft")
@@ -461,7 +456,7 @@ def test_teacher__under_autocast_or_with_logits_that_are_known_already(images):
     assert known.grad is None
 
 
-def test_teacher__by_timm_name_or_from_a_run_folder(tmp_path, monkeypatch):
+def test_teacher__by_timm_name_or_from_a_run_folder_sees_images_normalised_its_own_way(tmp_path, monkeypatch):
     logits, asked = draw(2, classes=1000, distill=True, dtype=torch.float32), []
     loss = MultiTokenDistillationLoss("ce", "test_resnet", pretrained=False)
     assert type(loss.teacher).__name__ == "ResNet" and not loss.teacher.training
@@ -481,9 +476,6 @@ def test_teacher__by_timm_name_or_from_a_run_folder(tmp_path, monkeypatch):
         loss = MultiTokenDistillationLoss("ce", folder)
         assert torch.equal(loss.ask_teacher(images), model(images))
     assert loss(images, draw(distill=True), LABELS).isfinite()
-
-
-def test_teacher__sees_images_normalised_its_own_way():
     teacher = timm.create_model("test_resnet", num_classes=5).eval()
     teacher.pretrained_cfg.update(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     pixels = torch.rand(4, 3, 64, 64)

@@ -81,9 +81,8 @@ def environment(**more: str) -> dict[str, str]:
 def started(*command: str, cwd: Path, log: Path, **env: str) -> Iterator[subprocess.Popen]:
     """A command in a session of its own, of which nothing is left in the end."""
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, cwd=cwd, env=environment(**env), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        streams: dict[str, Any] = dict(stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=cwd, env=environment(**env), start_new_session=True, **streams)
     family: set[psutil.Process] = set()
     try:
         yield process
@@ -107,13 +106,8 @@ def finish(*command: str, cwd: Path, code: int = 0, **env: str) -> str:
 
 
 def await_in(process: subprocess.Popen, log: Path, what: Callable[[], Any]) -> Any:
-    """Wait for something that a process brings about."""
-
-    def ended() -> str | None:
-        said = log.read_text()[-3000:]
-        return None if process.poll() is None else f"ended with {process.returncode} too early:\n{said}"
-
-    return wait_for(what, 180, ended)
+    """Wait for something that a process brings about; if it ends too early, its words are the failure."""
+    return wait_for(what, 180, lambda: None if process.poll() is None else log.read_text()[-3000:] or "ended")
 
 
 def workers_of(process: subprocess.Popen) -> dict[int, psutil.Process]:

@@ -119,12 +119,9 @@ def test_processes_without_torchrun_are_refused_with_the_command_that_works(imag
     assert not out.exists()
 
 
-COMMANDS = {
-    "python accelerate launch --cpu --num_processes 2 -m broadsight train": 2,
-    "python accelerate launch --cpu --num-processes=4 -m broadsight train": 4,
-    "python accelerate launch --cpu -m broadsight train": None,
-    "bash train.sh --num_processes 2": None,
-}
+ASKED = {"--num_processes 2 ": 2, "--num-processes=4 ": 4, "": None}
+COMMANDS = {f"python accelerate launch --cpu {asked}-m broadsight train": number for asked, number in ASKED.items()}
+COMMANDS["bash train.sh --num_processes 2"] = None
 
 
 def test_what_accelerate_launch_was_told_is_known_and_what_is_not_there_is_refused(monkeypatch):
@@ -173,21 +170,16 @@ def join(rank: int, port: int, restarts: int, results: Any) -> None:
         processes.leave()
 
 
-@pytest.mark.parametrize(
-    "attempts",
-    [[(0, 0), (1, 1)], [(0, 0), (0, 1)], [(0, 0), (1, 0), (1, 1)]],
-    ids=["restart", "restart counted on one node", "two restarts"],
-)
+# A restart, one that is counted on one node, and two
+@pytest.mark.parametrize("attempts", [[(0, 0), (1, 1)], [(0, 0), (0, 1)], [(0, 0), (1, 0), (1, 1)]])
 def test_processes_meet_whatever_earlier_ones_left_in_the_store(attempts):
     """torchrun keeps its store over restarts, and counts those on the node alone whose process has failed."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     new = new_processes()
     for restarts in attempts:
         results = new.Queue()
-        children = [
-            new.Process(target=join, args=(rank, store.port, count, results), daemon=True)
-            for rank, count in enumerate(restarts)
-        ]
+        arguments = [(rank, store.port, count, results) for rank, count in enumerate(restarts)]
+        children = [new.Process(target=join, args=one, daemon=True) for one in arguments]
         try:
             for child in children:
                 child.start()

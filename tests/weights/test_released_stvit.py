@@ -163,12 +163,10 @@ def test_read__numbers_of_numpy_of_other_versions_and_machines(tmp_path):
         assert checkpoint._number(kind, np.array(0.75, f"{order}f8").tobytes()) == 0.75
 
 
-@pytest.mark.parametrize(
-    "value", [np.zeros(2), np.array([{}]), np.datetime64("2025-01-01"), np.str_("x"), np.void(b"x")]
-)
-def test_refuse__what_else_numpy_stores(released, tmp_path, value):
-    torch.save(dict(model=released, extra=value), tmp_path / "numpy.pth")
-    assert_refused(tmp_path / "numpy.pth", RuntimeError, "numpy.pth", "numpy")
+def test_refuse__what_else_numpy_stores(released, tmp_path):
+    for value in (np.zeros(2), np.array([{}]), np.datetime64("2025-01-01"), np.str_("x"), np.void(b"x")):
+        torch.save(dict(model=released, extra=value), tmp_path / "numpy.pth")
+        assert_refused(tmp_path / "numpy.pth", RuntimeError, "numpy.pth", "numpy")
 
 
 def test_load__bare_attention():
@@ -258,13 +256,10 @@ def test_refuse__code_in_the_file_never_runs(released, tmp_path):
     assert traces.exists()  # it would have
 
 
-@pytest.mark.parametrize("module", [nn.Linear(2, 2), MAT(8, (1, 1, 1, 1), (1, 2), hidden=8), nn.Sequential()])
-def test_refuse__other_modules(released, module):
-    words = f"^no released weights are known for {type(module).__name__}; .*STViT.*$"
-    refused(words, broadsight.load_release, module, released)
-
-
-def test_refuse__another_variant(released):
+def test_refuse__other_modules_and_another_variant(released):
+    for module in (nn.Linear(2, 2), MAT(8, (1, 1, 1, 1), (1, 2), hidden=8), nn.Sequential()):
+        words = f"^no released weights are known for {type(module).__name__}; .*STViT.*$"
+        refused(words, broadsight.load_release, module, released)
     other = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=5)
     assert_refused(released, RuntimeError, "'layers.1.blocks.1.", " more is unexpected; ", model=other)
     for module in (nn.Linear(2, 2), small(seed=1)):  # pools and their models alone have released names
@@ -436,15 +431,12 @@ def test_convert__refuses_what_is_no_tensor(tmp_path, content, words):
     assert files(tmp_path) == ["odd.pth"]
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "words", "error"),
-    [
+def test_convert__wrong_names(pickled, tmp_path):
+    for source, target, words, error in (
         ("stvit.pth.tar", "x.pth", r"cannot convert to .*x\.pth; expected a name ending in \.safetensors", ValueError),
         ("x.safetensors", "y.safetensors", r"x\.safetensors is a safetensors file already; ", ValueError),
         ("nowhere.pth", "y.safetensors", r"nowhere\.pth is not a file; ", FileNotFoundError),
         ("stvit.pth.tar", "nowhere/y.safetensors", "there is no folder .*nowhere; create it first", FileNotFoundError),
-    ],
-)
-def test_convert__wrong_names(pickled, tmp_path, source, target, words, error):
-    refused(words, convert_release, tmp_path / source, tmp_path / target, error=error)
+    ):
+        refused(words, convert_release, tmp_path / source, tmp_path / target, error=error)
     assert files(tmp_path) == ["stvit.pth.tar"]
