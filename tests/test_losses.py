@@ -226,9 +226,8 @@ def test_class_indices__equal_their_soft_targets(name, smoothing, dtype):
     assert torch.equal(loss(logits, soft), MultiTokenLoss(name)(logits, soft))  # which are not smoothed again
 
 
-@pytest.mark.parametrize(
-    ("criterion", "own", "target"),
-    [
+def test_foreign_criteria__equal_the_built_in_ones():
+    for criterion, own, target in (
         (nn.CrossEntropyLoss(), dict(criterion="ce"), LABELS),
         (nn.CrossEntropyLoss(label_smoothing=0.1), dict(criterion="ce", smoothing=0.1), LABELS),
         (nn.CrossEntropyLoss(), dict(criterion="ce"), None),
@@ -238,13 +237,10 @@ def test_class_indices__equal_their_soft_targets(name, smoothing, dtype):
         (BinaryCrossEntropy(0.1), dict(criterion="bce", smoothing=0.1), LABELS),
         (BinaryCrossEntropy(0.1), dict(criterion="bce"), None),
         (lambda y, t: nn.functional.cross_entropy(y, t), dict(criterion="ce"), LABELS),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_foreign_criteria__equal_the_built_in_ones(criterion, own, target):
-    logits = draw()
-    target = soft_target() if target is None else target
-    assert_same_loss(MultiTokenLoss(criterion)(logits, target), MultiTokenLoss(**own)(logits, target), logits)
+    ):
+        logits = draw()
+        target = soft_target() if target is None else target
+        assert_same_loss(MultiTokenLoss(criterion)(logits, target), MultiTokenLoss(**own)(logits, target), logits)
 
 
 def test_foreign_criteria__weights_ignored_labels_and_calls():
@@ -399,24 +395,21 @@ def test_distillation__passes_the_options_on(images):
         MultiTokenDistillationLoss("ce", teacher, bananas=3)
 
 
-@pytest.mark.parametrize(
-    ("criterion", "given", "expected"),
-    [
+def test_distillation__hard_loss_follows_the_criterion(images):
+    for criterion, given, expected in (
         ("ce", None, "ce"),
         ("bce", None, "bce"),
         (nn.BCEWithLogitsLoss(), None, "bce"),
         (BinaryCrossEntropy(), None, "bce"),
         (SoftTargetCrossEntropy(), None, "ce"),
         (nn.functional.binary_cross_entropy_with_logits, "bce", "bce"),
-    ],
-)
-def test_distillation__hard_loss_follows_the_criterion(images, criterion, given, expected):
-    logits, target = draw(distill=True), soft_target()
-    loss = MultiTokenDistillationLoss(criterion, Teacher(), teacher_criterion=given)
-    named = loss.ask_teacher(images).argmax(-1)
-    parts = loss.parts(images, logits, target)
-    taught = MultiTokenLoss(expected).parts(GroupLogits(logits.distill), named)["base"]
-    assert_close(parts["teacher"], taught, "teacher", 1e-12)
+    ):
+        logits, target = draw(distill=True), soft_target()
+        loss = MultiTokenDistillationLoss(criterion, Teacher(), teacher_criterion=given)
+        named = loss.ask_teacher(images).argmax(-1)
+        parts = loss.parts(images, logits, target)
+        taught = MultiTokenLoss(expected).parts(GroupLogits(logits.distill), named)["base"]
+        assert_close(parts["teacher"], taught, "teacher", 1e-12)
 
 
 def test_teacher__is_frozen_without_gradients_under_autocast_or_with_known_logits(images):
@@ -564,7 +557,7 @@ def test_mistakes__options(arguments, words):
         refuses(lambda: MultiTokenLoss(**{"criterion": "ce", **arguments}), *words)
 
 
-def test_mistakes__calls_and_folders(images, tmp_path):
+def test_mistakes__calls_folders_and_a_warning(images, tmp_path):
     loss = MultiTokenLoss(nn.CrossEntropyLoss(reduction="none"))
     refuses(lambda: loss(draw(), LABELS), "shape (4,)", "reduction='mean'")
     refuses(lambda: MultiTokenDistillationLoss("ce", tmp_path), str(tmp_path), "config.json")
@@ -583,9 +576,6 @@ def test_mistakes__calls_and_folders(images, tmp_path):
             return super().forward(x), None
 
     refuses(lambda: MultiTokenDistillationLoss("ce", Pair())(images, logits, LABELS), "returned a tuple", "(4, 5)")
-
-
-def test_batchmean__warns_once_and_only_where_it_can_run_away():
     with pytest.warns(UserWarning, match="no lower bound") as caught:
         loss = MultiTokenLoss("ce", reduction="batchmean")
         for _ in range(3):

@@ -84,7 +84,7 @@ def test_resume__as_if_it_had_never_stopped(head, tmp_path, monkeypatch):
         assert lines_of(tmp_path / "whole", kind) == lines_of(tmp_path / "halved", kind)
 
 
-def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_path, run):
+def test_init__from_a_classifier_whatever_its_pooling_or_a_detector_and_resume__what_is_another_run(tmp_path, run):
     head, folder, _ = run
     if head != "retinanet":
         pytest.skip("the same for every head")
@@ -104,6 +104,11 @@ def test_init__from_a_classifier_whatever_its_pooling_and_from_a_detector(tmp_pa
     with pytest.raises(ValueError, match="holds weights of another model"):
         train(ask_dense("retinanet", tmp_path / "no", init=str(tmp_path / "other.pth")))
     assert not (tmp_path / "no").exists()
+    # Another task or head is another run
+    with pytest.raises(ValueError, match="holds a run with head=retinanet, not head=fcos"):
+        train(replace(replace(ask_dense("retinanet", folder), head="fcos"), resume=True))
+    with pytest.raises(ValueError, match="holds a run with task=detect, not task=segment"):
+        train(replace(replace(ask_dense("retinanet", folder), task="segment", head=None), resume=True))
 
 
 @pytest.mark.parametrize(
@@ -124,16 +129,6 @@ def test_train__refuses_and_leaves_nothing(options, message, tmp_path):
     with pytest.raises(ValueError, match="--neck is for dense tasks; this is --task classify"):
         train(Request(data="scenes:8", neck="map", out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
-
-
-def test_resume__another_task_or_head_is_refused(run):
-    head, folder, _ = run
-    if head != "retinanet":
-        pytest.skip("the same for every head")
-    with pytest.raises(ValueError, match="holds a run with head=retinanet, not head=fcos"):
-        train(replace(replace(ask_dense("retinanet", folder), head="fcos"), resume=True))
-    with pytest.raises(ValueError, match="holds a run with task=detect, not task=segment"):
-        train(replace(replace(ask_dense("retinanet", folder), task="segment", head=None), resume=True))
 
 
 def test_labels__that_cannot_be_meant_are_refused_before_a_run_begins(tmp_path):

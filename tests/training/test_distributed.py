@@ -238,15 +238,11 @@ def accelerate(kind: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_accelerate_launch_on_cpus_is_refused_with_the_command_that_works(data, tmp_path):
+def test_accelerate_launch_on_cpus_is_refused_and_one_that_starts_two_works(data, alone, tmp_path):
     log = finish(*accelerate("--cpu"), *options(data, tmp_path / "run"), cwd=tmp_path, code=-1)
     assert "broadsight: 2 processes asked for, 1 running" in log
     assert "torchrun --standalone --nproc-per-node 2 -m broadsight train" in log
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_accelerate_launch_that_starts_two_works(data, alone, tmp_path):
     asked = options(data, tmp_path / "run", *CURVES["no BatchNorm"][0])
     finish(*accelerate("--multi_gpu"), *asked, cwd=tmp_path, ACCELERATE_USE_CPU="true")
     assert_same_curve(tmp_path / "run", alone / "no BatchNorm")

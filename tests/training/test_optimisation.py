@@ -53,25 +53,19 @@ def test_optimizer__layer_decay(vit):
     assert scales["backbone.conv1.0.weight"] == min(scales.values())
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "expected"),
-    [
+def test_optimizer__settings_reach_it_or_are_refused():
+    for settings, kind, expected in (
         (dict(optimizer="sgd", momentum=0.8), torch.optim.SGD, dict(momentum=0.8, nesterov=True)),
         (dict(optimizer="sgd"), torch.optim.SGD, dict(momentum=0.9)),
         (dict(optimizer="momentum", momentum=0.7), torch.optim.SGD, dict(momentum=0.7, nesterov=False)),
         (dict(betas=(0.8, 0.95), eps=1e-5), torch.optim.AdamW, dict(betas=(0.8, 0.95), eps=1e-5)),
         (dict(), torch.optim.AdamW, dict(betas=(0.9, 0.999), eps=1e-8)),
         (dict(optimizer="AdamW", lr=0.5), torch.optim.AdamW, dict(lr=0.5)),
-    ],
-)
-def test_optimizer__settings_reach_it(settings, kind, expected):
-    optimizer = make_optimizer(nn.Linear(2, 2), Recipe(**settings))
-    assert type(optimizer) is kind
-    for group in optimizer.param_groups:
-        assert {name: group[name] for name in expected} == expected
-
-
-def test_optimizer__unknown_or_without_a_setting():
+    ):
+        optimizer = make_optimizer(nn.Linear(2, 2), Recipe(**settings))
+        assert type(optimizer) is kind
+        for group in optimizer.param_groups:
+            assert {name: group[name] for name in expected} == expected
     model = nn.Linear(2, 2)
     refused("unknown optimizer 'adamx'; did you mean 'adamax'", make_optimizer, model, Recipe(optimizer="adamx"))
     refused(r"^optimizer sgd: .*betas", make_optimizer, model, Recipe(optimizer="sgd", betas=(0.9, 0.9)))

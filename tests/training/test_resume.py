@@ -261,19 +261,11 @@ def test_other_seeds__refused_and_untouched(old, whole, tmp_path, capsys):
     refuses_untouched(folder, capsys, f"the run in {folder} was begun by a version that drew other random numbers")
 
 
-OTHERS = [
-    (dict(model="test_resnet"), "model=test_vit, not model=test_resnet"),
-    (dict(model_args=dict(in_chans=1)), "model_args"),
-    (dict(pool="gap"), "pool=None, not pool=gap"),
-    (dict(broadcast="cb"), "broadcast=None, not broadcast=cb"),
-    (dict(recipe="finetune"), "recipe=quick, not recipe=finetune"),
-    (dict(seed=1), "seed=0, not seed=1"),
-    (dict(log_every=3), "log_every=2, not log_every=3"),
-    (dict(data="scenes:64"), "not data=scenes:64"),
-    (dict(set=dict(epochs=3)), "epochs=2, not 3"),
-    (dict(set=dict(lr="0.5")), "lr=0.001, not 0.5"),
-    (dict(init="elsewhere"), "init=None, not init=elsewhere"),
-]
+OTHERS = [("model", "test_vit", "test_resnet"), ("pool", None, "gap"), ("broadcast", None, "cb"), ("seed", 0, 1)]
+OTHERS += [("recipe", "quick", "finetune"), ("log_every", 2, 3), ("init", None, "elsewhere")]
+OTHERS = [({name: other}, f"{name}={here}, not {name}={other}") for name, here, other in OTHERS]
+OTHERS += [(dict(model_args=dict(in_chans=1)), "model_args"), (dict(data="scenes:64"), "not data=scenes:64")]
+OTHERS += [(dict(set=dict(epochs=3)), "epochs=2, not 3"), (dict(set=dict(lr="0.5")), "lr=0.001, not 0.5")]
 
 
 def test_another_run__refused_and_untouched(images, whole, capsys):

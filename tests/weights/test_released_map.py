@@ -281,22 +281,20 @@ def test_own_faster_vit__there_and_back():
     refused(words, model_from_release, "map_faster_vit_3", model, {}, error=RuntimeError)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("patch_embed.0.weight", None, "'patch_embed.0.weight' is missing; "),
-        ("patch_embed.1.running_mean", None, "'patch_embed.1.running_mean' is missing; "),
-        ("head.heads.2.head.bias", None, "'head.heads.2.head.bias' is missing; "),
-        ("patch_embed.2.weight", torch.zeros(4), "'patch_embed.2.weight' is unexpected; "),
-        ("heads.0.head.bias", torch.zeros(5), "'heads.0.head.bias' is unexpected; "),
-        ("patch_embed.0.weight", torch.zeros(4, 3, 3), "'patch_embed.0.weight' has shape (4, 3, 3); expected (4, 3"),
-        ("head.heads.1.head.bias", torch.zeros(6), "'head.heads.1.head.bias' has shape (6,); expected (5,)"),
-    ],
-)
-def test_own_faster_vit__refuses(name, value, expected):
+MISSING = ("patch_embed.0.weight", "patch_embed.1.running_mean", "head.heads.2.head.bias")
+REFUSED = [(name, None, "is missing; ") for name in MISSING]
+REFUSED += [(name, torch.zeros(4), "is unexpected; ") for name in ("patch_embed.2.weight", "heads.0.head.bias")]
+REFUSED += [("patch_embed.0.weight", torch.zeros(4, 3, 3), "has shape (4, 3, 3); expected (4, 3")]
+REFUSED += [("head.heads.1.head.bias", torch.zeros(6), "has shape (6,); expected (5,)")]
+
+
+@pytest.mark.parametrize(("name", "value", "fault"), REFUSED)
+def test_own_faster_vit__refuses(name, value, fault):
     model = OwnModel()
     released = model_to_release("map_faster_vit_3", model, model.state_dict()) | {name: value}
     given = {f"module.{key}": value for key, value in released.items() if value is not None}
     before = deepcopy(model.state_dict())
-    refused(f"^{re.escape(expected)}.*nothing was loaded$", broadsight.load_release, model, given, error=RuntimeError)
+    expected = re.escape(f"'{name}' {fault}")
+    words = f"^{expected}.*nothing was loaded$"
+    refused(words, broadsight.load_release, model, given, error=RuntimeError)
     assert_same(model.state_dict(), before)

@@ -410,9 +410,8 @@ def test_convert__interrupted_leaves_nothing(pickled, monkeypatch, overwrite, mo
     assert not overwrite or target.read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_convert__refuses_what_is_no_tensor(tmp_path):
+    for content, words in (
         (dict(state_dict=dict(a=torch.zeros(1), b=[1.0])), ["'b'", "list"]),
         (dict(a=torch.zeros(1), b=argparse.Namespace()), ["'b'", "Namespace"]),
         (dict(state_dict={7: torch.zeros(1)}), ["7"]),
@@ -421,14 +420,12 @@ def test_convert__interrupted_leaves_nothing(pickled, monkeypatch, overwrite, mo
         (dict(model=nn.Linear(1, 1)), ["torch.nn.modules.linear.Linear"]),
         (dict(model=dict(a=torch.zeros(1)), args=Path("x")), ["pathlib"]),
         (dict(model=dict(a=torch.zeros(1)), args=np.zeros(3)), ["numpy"]),
-    ],
-)
-def test_convert__refuses_what_is_no_tensor(tmp_path, content, words):
-    torch.save(content, tmp_path / "odd.pth")
-    source, target = tmp_path / "odd.pth", tmp_path / "odd.safetensors"
-    message = refused("odd.pth", convert_release, source, target, error=RuntimeError)
-    assert all(word in message for word in words), message
-    assert files(tmp_path) == ["odd.pth"]
+    ):
+        torch.save(content, tmp_path / "odd.pth")
+        source, target = tmp_path / "odd.pth", tmp_path / "odd.safetensors"
+        message = refused("odd.pth", convert_release, source, target, error=RuntimeError)
+        assert all(word in message for word in words), message
+        assert files(tmp_path) == ["odd.pth"]
 
 
 def test_convert__wrong_names(pickled, tmp_path):

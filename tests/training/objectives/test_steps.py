@@ -101,7 +101,7 @@ def test_multi_token__is_its_loss(pool, kind):
     assert all(parameter.grad is not None for parameter in student.parameters())
 
 
-def test_hard__label_and_named_class(taught):
+def test_hard_and_soft__label_and_named_class_or_divergence(taught):
     torch.manual_seed(1)
     student = timm.create_model("test_vit", num_classes=C, img_size=32)
     task, result, x, labels = step(student, distill="hard", teacher=taught[0], alpha=0.3, smoothing=0.1, loss="bce")
@@ -112,9 +112,6 @@ def test_hard__label_and_named_class(taught):
     expected = 0.7 * bce(logits, one_hot(labels, 0.1)) + 0.3 * ce(logits, one_hot(named))
     torch.testing.assert_close(result["loss"], expected)
     check_only_the_student_learns(result["loss"], student, task.teacher.model)
-
-
-def test_soft__label_and_divergence(taught):
     student = timm.create_model("test_vit", num_classes=C, img_size=32)
     task, result, x, labels = step(student, distill="soft", teacher=taught[0], alpha=0.3, temperature=2.0)
     logits = student(x)
