@@ -85,13 +85,6 @@ def test_everything_comes_back(run, tmp_path):
     assert run.accelerator.scaler.get_scale() == 8.0
 
 
-def test_files(checkpoint):
-    assert sorted(path.name for path in checkpoint.iterdir()) == FILES
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    assert sorted(manifest) == [name for name in FILES if name != "manifest.json"]
-    assert all(size == (checkpoint / name).stat().st_size for name, (size, _) in manifest.items())
-
-
 def test_on_the_disk_before_it_has_its_name_and_the_newest_is_found(run, tmp_path, monkeypatch):
     run.save(tmp_path, 1)
     told = []
@@ -116,7 +109,7 @@ def test_on_the_disk_before_it_has_its_name_and_the_newest_is_found(run, tmp_pat
     assert state.newest(tmp_path).name == "update-000000011"
 
 
-def test_leftovers_are_removed_and_nothing_is_saved_twice(run, tmp_path):
+def test_leftovers_are_removed_nothing_is_saved_twice_and_the_one_before_is_kept(run, tmp_path):
     for name in (".update-000000001.part", ".update-000000007.part", "update-000000001"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").write_text("x")
@@ -127,10 +120,7 @@ def test_leftovers_are_removed_and_nothing_is_saved_twice(run, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
     assert run.save(tmp_path, 8) == first
     assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == before
-
-
-def test_previous__the_one_before_is_kept(run, tmp_path):
-    last, previous = tmp_path / "last", tmp_path / "previous"
+    last, previous = tmp_path / "run" / "last", tmp_path / "run" / "previous"
     (tmp_path / "note").write_text("beside")
     for updates in (1, 2, 3):
         values = dict(updates=updates, evaluated=False)
@@ -176,7 +166,11 @@ def test_any_flipped_bit_is_noticed(name, place, bit, checkpoint):
     assert state.read_progress(checkpoint)["skipped"] == {"a": "ü"}
 
 
-def test_cut_or_missing_files_another_manifest_and_another_model_are_noticed(checkpoint, tmp_path):
+def test_files_that_are_cut_or_missing_another_manifest_and_another_model_are_noticed(checkpoint, tmp_path):
+    assert sorted(path.name for path in checkpoint.iterdir()) == FILES
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert sorted(manifest) == [name for name in FILES if name != "manifest.json"]
+    assert all(size == (checkpoint / name).stat().st_size for name, (size, _) in manifest.items())
     for name in FILES:
         copy = shutil.copytree(checkpoint, tmp_path / name)
         size = (copy / name).stat().st_size

@@ -7,7 +7,6 @@ import resource
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -382,23 +381,17 @@ def test_full_disk__one_line(writer, tmp_path, monkeypatch):
     assert left_by(tmp_path / "run") == left_by(tmp_path / "whole")
 
 
-@contextmanager
-def largest_file(size):
-    """No process of ours can write beyond that, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [100_000, 1_500_000])
 def test_full_disk__real(size, images, tmp_path, capsys):
     """Nothing of the model fits, and all of it but not the optimiser's moments. (`capsys` captures in no file.)"""
     request = small(images, tmp_path / "run")
-    with largest_file(size), pytest.raises(Failed, match="cannot write to") as end:
-        train(request)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # no process of ours can write beyond that
+    try:
+        with pytest.raises(Failed, match="cannot write to") as end:
+            train(request)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "\n" not in str(end.value) and "no checkpoint had been written" in str(end.value)
     assert [path.name for path in (tmp_path / "run").rglob(".*")] == [".lock"]
     assert list((tmp_path / "run" / "last").iterdir()) == []

@@ -157,7 +157,11 @@ def test_grey(data, tmp_path):
     assert losses[0] > 0
 
 
-def test_size__of_images_scenes_vits_and_broken_images(tmp_path):
+def test_size__of_images_scenes_vits_and_broken_images(data, tmp_path):
+    for size in ("image_size", "eval_size"):  # the command with --resume added is the same run, whoever decides a size
+        request = ask(data, out=str(tmp_path / size), changes={size: None})
+        train(request)
+        assert train(replace(request, resume=True)).progress.finished
     for side, expected in {20: 64, 64: 64, 65: 96, 150: 160, 300: 224}.items():
         data = fill(tmp_path / f"{side}", size=side, a=2, b=2)
         recipe = ready(ask(data, changes=dict(image_size=None, batch_size=2))).engine.recipe
@@ -180,14 +184,6 @@ def test_fit_batch(data, colours):
     assert ready(ask(data, changes=dict(batch_size=16))).engine.recipe.batch_size == 16
     # Even where images are mixed: 15 images to train on, a quarter of which are 3
     assert ready(replace(ask(colours), set=changes | dict(mixup=0.5))).engine.work.batch % 2 == 0
-
-
-@pytest.mark.parametrize("size", ["image_size", "eval_size"])
-def test_resume__with_the_same_request(data, tmp_path, size):
-    """The command with --resume added is the same run, also where it leaves a size to the data."""
-    request = ask(data, out=str(tmp_path / "run"), changes={size: None})
-    train(request)
-    assert train(replace(request, resume=True)).progress.finished
 
 
 def test_init__from_a_run_or_a_file(data, tmp_path):

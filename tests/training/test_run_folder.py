@@ -61,7 +61,7 @@ def two_epochs(images, tmp_path_factory):
     return folder
 
 
-def test_files_and_metrics(two_epochs):
+def test_files_metrics_and_config(two_epochs, runs, images):
     names = sorted(path.name for path in two_epochs.iterdir() if not path.name.startswith("."))
     assert names == ["config.json", "events", "last", "metrics.jsonl", "model.safetensors", "previous"]
     assert [path.name for path in (two_epochs / "last").iterdir()] == ["update-000000006-evaluated"]
@@ -75,9 +75,6 @@ def test_files_and_metrics(two_epochs):
     names = {"updates": {"loss", "lr"}, "epoch": figures}
     assert all(line.keys() == {"kind", "updates", "epoch"} | names[line["kind"]] for line in lines)
     assert lines[2]["train_loss"] == pytest.approx((2 * lines[0]["loss"] + lines[1]["loss"]) / 3)
-
-
-def test_config(runs, images):
     config = json.loads((runs("map") / "config.json").read_text())
     expected = dict(architecture="edited", num_classes=4, label_names=list("abcd"))
     expected["model_args"] = dict(backbone="test_resnet", pool="map", pool_args=POOL_ARGS)

@@ -201,14 +201,11 @@ def test_refuse__missing_unexpected_and_misshapen(released, name, shape, words):
     assert_refused(changed(released, name, shape), RuntimeError, f"'{name}'", words, unless_shape)
 
 
-def test_refuse__altered_constant(released):
+def test_refuse__altered_constants_and_what_is_no_tensor_no_name_no_dictionary_or_no_file(released, tmp_path):
     for name in (f"layers.1.blocks.1.attn.{fold}.weights" for fold in ("fold", "unfold")):
         own = released[name]
         for altered in (own.flip(0), torch.full((9, 1, 3, 3), 1 / 9), torch.eye(9), own[:3]):
             assert_refused(released | {name: altered}, RuntimeError, f"'{name}'", "constant")
-
-
-def test_refuse__what_is_no_tensor_no_name_no_dictionary_or_no_file(released, tmp_path):
     for value in ([1.0, 2.0], "weights", None, 3):
         assert_refused(released | {"norm.weight": value}, RuntimeError, "'norm.weight'", type(value).__name__)
     assert_refused(released | {7: torch.zeros(1)}, RuntimeError, "7")
@@ -328,13 +325,6 @@ def test_pool__missing_unexpected_and_misshapen(released_pool, name, shape, word
     assert_pool_refused(changed(released_pool, name, shape), f"'{name}'", words, expected)
 
 
-def test_pool__altered_constant(released_pool):
-    name = f"{GRAM}.bp_index"
-    index = released_pool[name]
-    for altered in (index.flip(0), index + 1, index.float() + 0.25, index[:-1], index[None], torch.zeros_like(index)):
-        assert_pool_refused(released_pool | {name: altered}, f"'{name}'", "upper-triangle")
-
-
 def test_pool__light_ignores_token_classifiers_alone(released_pool):
     light = broadsight.load_release(small_pool(seed=2, light=True), released_pool)
     assert_same(light.state_dict(), small_pool(seed=1).lighten().state_dict())
@@ -350,9 +340,13 @@ VARIANTS = dict(groups=3, tokens=4, layers=2, gram=False, gram_dim=7, head_mixin
 VARIANTS |= dict(mean_token=False, attn_dim=24, mlp_groups=1, mlp_ratio=2)
 
 
-@pytest.mark.parametrize(("name", "value"), [("groups", 1), *VARIANTS.items()])
-def test_pool__another_variant(released_pool, name, value):
-    assert_pool_refused(released_pool, "variant", **{name: value})
+def test_pool__altered_constant_and_another_variant(released_pool):
+    name = f"{GRAM}.bp_index"
+    index = released_pool[name]
+    for altered in (index.flip(0), index + 1, index.float() + 0.25, index[:-1], index[None], torch.zeros_like(index)):
+        assert_pool_refused(released_pool | {name: altered}, f"'{name}'", "upper-triangle")
+    for change in ({"groups": 1}, *({name: value} for name, value in VARIANTS.items())):
+        assert_pool_refused(released_pool, "variant", **change)
 
 
 @pytest.fixture

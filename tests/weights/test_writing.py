@@ -25,7 +25,7 @@ def test_weights__everything_whatever_its_memory(tmp_path):
     read = load_file(tmp_path / "weights.safetensors")
     assert read.keys() == model.state_dict().keys()
     assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
-    # Others may read
+    # Others may read it
     before = os.umask(0o022)
     try:
         write_weights(nn.Linear(1, 1), tmp_path / "weights.safetensors")
