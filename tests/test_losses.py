@@ -225,7 +225,7 @@ def test_class_indices__equal_their_soft_targets(name):
         assert torch.equal(loss(logits, soft), MultiTokenLoss(name)(logits, soft))  # which are not smoothed again
 
 
-def test_foreign_criteria__equal_the_built_in_ones():
+def test_foreign_criteria__equal_the_built_in_ones_but_have_weights_and_calls_of_their_own():
     for criterion, own, target in (
         (nn.CrossEntropyLoss(), dict(criterion="ce"), LABELS),
         (nn.CrossEntropyLoss(label_smoothing=0.1), dict(criterion="ce", smoothing=0.1), LABELS),
@@ -240,9 +240,6 @@ def test_foreign_criteria__equal_the_built_in_ones():
         logits = draw()
         target = soft_target() if target is None else target
         assert_same_loss(MultiTokenLoss(criterion)(logits, target), MultiTokenLoss(**own)(logits, target), logits)
-
-
-def test_foreign_criteria__weights_ignored_labels_and_calls():
     logits, target = draw(), torch.tensor([4, -100, 2, 7])
     criterion = nn.CrossEntropyLoss(weight=torch.rand(5).double() + 0.1)
     with pytest.raises(ValueError, match="target holds class 7"):
@@ -381,7 +378,7 @@ def test_distillation__equals_the_formulas(images, criterion, kind, label_loss, 
     assert torch.equal(loss(images, logits, target), parts["total"])
 
 
-def test_distillation__passes_the_options_on(images):
+def test_distillation__passes_the_options_on_and_its_hard_loss_follows_the_criterion(images):
     logits, target, teacher = draw(distill=True), LABELS, Teacher()
     options = dict(intra_direction="mean_to_tokens", inter_target="probability_mean", smoothing=0.1)
     parts = MultiTokenDistillationLoss("ce", teacher, **options).parts(images, logits, target)
@@ -392,9 +389,6 @@ def test_distillation__passes_the_options_on(images):
     assert_close(parts["intra"], intra, "intra", 1e-12)
     with pytest.raises(TypeError, match="bananas"):
         MultiTokenDistillationLoss("ce", teacher, bananas=3)
-
-
-def test_distillation__hard_loss_follows_the_criterion(images):
     for criterion, given, expected in (
         ("ce", None, "ce"),
         ("bce", None, "bce"),

@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from broadsight.training import recipes
 from broadsight.training.checkpoints import newest
 from broadsight.training.lock import LOCK
 from broadsight.training.request import Request
@@ -57,12 +56,6 @@ def small(data: Path, out: Path, *, changes: dict[str, Any] | None = None, **fie
     common: dict[str, Any] = dict(data=str(data), out=str(out), model="test_vit", log_every=2)
     common |= dict(workers=0, threads=1, device="cpu", report=False) | fields
     return Request(**common, set=QUICK | (changes or {}))
-
-
-def fitting(request: Request) -> Request:
-    """The same with what its recipe says of fitting the batch to the data."""
-    assert recipes.find(request.recipe or "quick").recipe.fit_batch
-    return replace(request, set={name: value for name, value in request.set.items() if name != "fit_batch"})
 
 
 def again(folder: Path, **fields: Any) -> Request:

@@ -107,9 +107,8 @@ def test_init__from_a_classifier_whatever_its_pooling_or_a_detector_and_resume__
         train(replace(replace(ask_dense("retinanet", folder), task="segment", head=None), resume=True))
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
+def test_train__refuses_options_and_labels_that_cannot_be_meant_and_leaves_nothing(tmp_path):
+    for options, message in (
         (dict(pool="map"), "--pool map with --task detect, where nothing is pooled; --neck map"),
         (dict(head="mask_rcnn"), "--head mask_rcnn with --task detect; expected retinanet, "),
         (dict(changes=dict(mixup=0.5)), "mixup=0.5 is for --task classify; this is --task detect"),
@@ -117,17 +116,12 @@ def test_init__from_a_classifier_whatever_its_pooling_or_a_detector_and_resume__
         (dict(head_args=dict(wings=2)), "retinanet cannot be built: .*wings"),
         (dict(data="nowhere"), "no such data: nowhere"),
         (dict(model="resnet1"), "unknown model 'resnet1'"),
-    ],
-)
-def test_train__refuses_and_leaves_nothing(options, message, tmp_path):
-    with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
-        train(replace(ask_dense("retinanet", tmp_path / "run", changes=options.pop("changes", {})), **options))
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
+            train(replace(ask_dense("retinanet", tmp_path / "run", changes=options.pop("changes", {})), **options))
     with pytest.raises(ValueError, match="--neck is for dense tasks; this is --task classify"):
         train(Request(data="scenes:8", neck="map", out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
-
-
-def test_labels__that_cannot_be_meant_are_refused_before_a_run_begins(tmp_path):
     (tmp_path / "images").mkdir(), (tmp_path / "masks").mkdir()
     for number in range(3):
         Image.new("RGB", (40, 40)).save(tmp_path / "images" / f"{number}.png")

@@ -23,7 +23,6 @@ from .runs import small
 @pytest.fixture
 def clock(monkeypatch):
     """The time, which passes when it is set."""
-
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(display, "time", clock)
     return clock

@@ -72,17 +72,14 @@ def options(data: Path, out: Path | None, *more: str) -> list[str]:
     return ["train", str(data), *common, *(["--out", str(out)] if out else []), *more]
 
 
-def environment(**more: str) -> dict[str, str]:
-    ours = {k: v for k, v in os.environ.items() if k != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
-    return ours | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", NO_COLOR="1") | more
-
-
 @contextmanager
 def started(*command: str, cwd: Path, log: Path, **env: str) -> Iterator[subprocess.Popen]:
     """A command in a session of its own, of which nothing is left in the end."""
     with log.open("wb") as file:
+        ours = {k: v for k, v in os.environ.items() if k != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+        ours |= dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", NO_COLOR="1") | env
         streams: dict[str, Any] = dict(stdout=file, stderr=subprocess.STDOUT)
-        process = subprocess.Popen(command, cwd=cwd, env=environment(**env), start_new_session=True, **streams)
+        process = subprocess.Popen(command, cwd=cwd, env=ours, start_new_session=True, **streams)
     family: set[psutil.Process] = set()
     try:
         yield process

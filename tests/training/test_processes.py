@@ -110,21 +110,20 @@ def test_shards_are_shared_without_overlap_and_workers_give_each_image_once(shar
     assert not seen
 
 
-def test_processes_without_torchrun_are_refused_with_the_command_that_works(images, tmp_path, capsys):
+ASKED = {"--num_processes 2 ": 2, "--num-processes=4 ": 4, "": None}
+COMMANDS = {f"python accelerate launch --cpu {asked}-m broadsight train": number for asked, number in ASKED.items()}
+COMMANDS["bash train.sh --num_processes 2"] = None
+
+
+def test_what_accelerate_launch_was_told_is_known_and_what_is_not_there_is_refused(
+    images, tmp_path, monkeypatch, capsys
+):
     out = tmp_path / "run"
     assert main(["train", str(images), "--processes", "2", "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert "2 processes asked for, 1 running" in error
     assert "torchrun --standalone --nproc-per-node 2 -m broadsight train" in error
     assert not out.exists()
-
-
-ASKED = {"--num_processes 2 ": 2, "--num-processes=4 ": 4, "": None}
-COMMANDS = {f"python accelerate launch --cpu {asked}-m broadsight train": number for asked, number in ASKED.items()}
-COMMANDS["bash train.sh --num_processes 2"] = None
-
-
-def test_what_accelerate_launch_was_told_is_known_and_what_is_not_there_is_refused(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     for command, asked in COMMANDS.items():
         parent = SimpleNamespace(cmdline=command.split)

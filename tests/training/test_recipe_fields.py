@@ -98,7 +98,7 @@ def test_field__that_needs_another():
         assert {name for name in fits | idle if refused(request, name, model)} == idle
 
 
-def test_fields__of_the_model_and_of_presets():
+def test_field_or_option__of_the_model_of_presets_and_what_would_be_ignored():
     for name in names():
         settings_of(Request(recipe=name), None)  # never refused
     ready(ask("scenes:8", pool="map", pool_args=SMALL_POOL, changes=dict(intra=0.5, inter=-0.5)))
@@ -108,9 +108,6 @@ def test_fields__of_the_model_and_of_presets():
     wrong = ask("scenes:8", pool="gap", changes=dict(drop_rate=0.1))
     said = "drop_rate=0.1 is for classifiers with dropout; --pool gap has none; leave it out"
     assert refusal(lambda: ready(wrong)) == said
-
-
-def test_option__that_would_be_ignored():
     for options, words in (
         (dict(init="x", changes=dict(pretrained=True)), "--init x and pretrained=true are two beginnings"),
         (dict(changes=dict(drop_path=0.1), model_args=dict(drop_path_rate=0.2)), "are the same; give one"),

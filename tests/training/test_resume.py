@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from broadsight.cli.main import main
 from broadsight.data.seeds import SCHEME
 from broadsight.training import checkpoints as state
+from broadsight.training import recipes
 from broadsight.training.engine import Engine, Failed, Interrupted
 from broadsight.training.lock import LOCK
 from broadsight.training.objectives.classification import Classification
@@ -173,8 +174,10 @@ def test_other_workers__same_result(kind, images, whole, tmp_path):
 
 def test_resume_keeps_the_batch_that_was_asked_for_and_the_threads(images, whole, tmp_path, monkeypatch):
     """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
-    kill(runs.fitting(small(images, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
-    train(runs.fitting(small(images, tmp_path / "whole")))
+    assert recipes.find("quick").recipe.fit_batch
+    fields = {name: value for name, value in runs.QUICK.items() if name != "fit_batch"}
+    kill(replace(small(images, tmp_path / "run"), set=fields), tmp_path / "left", Classification, "step", 5)
+    train(replace(small(images, tmp_path / "whole"), set=fields))
     resume(tmp_path / "left")
     assert left_by(tmp_path / "left") == left_by(tmp_path / "whole")
     # Other threads add in another order, and the command that a stopped run names has none

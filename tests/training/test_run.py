@@ -47,7 +47,6 @@ def config(run: Path) -> dict:
         ("vit_tiny_patch16_224", dict(model_args=dict(depth=1, embed_dim=24, num_heads=3), changes=dict(eval_size=64))),
         ("vit_tiny_cb", dict(model_args=dict(depth=1, embed_dim=24, num_heads=3))),
     ],
-    ids=["pool", "broadcast", "eval_size", "fixed-eval_size", "cb"],
 )
 def test_train__run_answers_as_it_did(data, tmp_path, model, options):
     out = tmp_path / "run"
@@ -186,7 +185,7 @@ def test_fit_batch(data, colours):
     assert ready(replace(ask(colours), set=changes | dict(mixup=0.5))).engine.work.batch % 2 == 0
 
 
-def test_init__from_a_run_or_a_file(data, tmp_path):
+def test_init__from_a_run_or_a_file(data, colours, tmp_path):
     folder, model = leave_run(tmp_path / "earlier")
     torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pth")
     for source in (folder, folder / "model.safetensors", tmp_path / "weights.pth"):
@@ -195,21 +194,19 @@ def test_init__from_a_run_or_a_file(data, tmp_path):
     # It is fine-tuning without timm's weights
     recipe = ready(ask(data, init=str(folder), recipe=None)).engine.recipe
     assert recipe.layer_decay == 0.75 and recipe.pretrained is False
-
-
-@pytest.mark.parametrize("options", [{}, dict(pool="map", pool_args=SMALL_POOL), dict(pool="gap")])
-def test_init__of_other_classes_keeps_the_backbone(data, colours, tmp_path, options):
-    earlier = ready(ask(data, out=str(tmp_path / "earlier"), **options))
-    earlier.engine.folder.create(earlier.description)
-    earlier.engine.folder.keep_best(earlier.engine.plain)
-    before = earlier.engine.plain.state_dict()
-    found = ready(ask(colours, init=str(tmp_path / "earlier"), **options)).engine.plain.state_dict()
-    assert found.keys() == before.keys()
-    others = {name for name in found if found[name].shape != before[name].shape}
-    ends = earlier.engine.plain.pretrained_cfg["classifier"]
-    ends = (ends,) if isinstance(ends, str) else tuple(ends)
-    assert others and all(name.startswith(ends) for name in others)
-    assert all(torch.equal(found[name], before[name]) for name in found.keys() - others)
+    # Of other classes it keeps the backbone
+    for number, options in enumerate(({}, dict(pool="map", pool_args=SMALL_POOL), dict(pool="gap"))):
+        earlier = ready(ask(data, out=str(tmp_path / f"{number}"), **options))
+        earlier.engine.folder.create(earlier.description)
+        earlier.engine.folder.keep_best(earlier.engine.plain)
+        before = earlier.engine.plain.state_dict()
+        found = ready(ask(colours, init=str(tmp_path / f"{number}"), **options)).engine.plain.state_dict()
+        assert found.keys() == before.keys()
+        others = {name for name in found if found[name].shape != before[name].shape}
+        ends = earlier.engine.plain.pretrained_cfg["classifier"]
+        ends = (ends,) if isinstance(ends, str) else tuple(ends)
+        assert others and all(name.startswith(ends) for name in others)
+        assert all(torch.equal(found[name], before[name]) for name in found.keys() - others)
 
 
 def test_init__refused_as_are_weights_that_cannot_be_had(data, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ def file(tmp_path):
     return tmp_path / "five.safetensors", model.state_dict()
 
 
-def test_other_classes__the_classifier_stays(file):
+def test_other_classes_or_a_swapped_pool__the_backbone_takes_its_own_weights_not_those_of_another(file):
     path, weights = file
     model = timm.create_model("test_resnet", num_classes=3)
     before = model.fc.weight.clone()
@@ -30,10 +30,6 @@ def test_other_classes__the_classifier_stays(file):
     kept, expected = ({k: v for k, v in one.items() if "fc" not in k} for one in (model.state_dict(), weights))
     assert_close(kept, expected)
     assert "holds weights of another model" in refusal(lambda: load_given(model, path))
-
-
-def test_swapped_pool__the_backbone_takes_its_own_weights_not_those_of_another(file):
-    path, weights = file
     for pool, options in dict(map=SMALL_POOL, gap={}).items():
         model = swap_pool("test_resnet", pool, num_classes=3, **options)
         pooling = {name: value.clone() for name, value in model.head.state_dict().items()}

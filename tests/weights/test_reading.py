@@ -48,7 +48,7 @@ def damaged(weights, name, kind):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", CHANGES)
-def test_given_weights__what_is_not_of_finite_real_numbers_is_refused_by_name(model, tmp_path, kind):
+def test_given_or_released__what_is_not_of_finite_real_numbers_is_refused_by_name(model, tmp_path, kind):
     own = {name: value.clone() for name, value in model.state_dict().items()}
     name = "layer1.0.conv1.weight"
     path = tmp_path / "given.pth"
@@ -61,6 +61,19 @@ def test_given_weights__what_is_not_of_finite_real_numbers_is_refused_by_name(mo
         said = refusal(load)
         assert name in said and str(path) in said and "expected" in said, said
     assert all(torch.equal(value, own[key]) for key, value in model.state_dict().items())
+    # A release is neither loaded nor converted
+    torch.manual_seed(0)
+    model = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=2)
+    released = {STViT.released_name(key): value for key, value in model.state_dict().items()}
+    name = next(name for name, value in released.items() if value.ndim == 4 and value.numel() > 9)
+    weights = damaged(released, name, kind)
+    torch.save({"model": weights}, tmp_path / "x.pth")
+    cast = kind == "infinite once cast"  # in the model, so by its name
+    for source in (tmp_path / "x.pth", weights):
+        refused("not finite" if cast else name, load_release, model, source, error=RuntimeError)
+    if not cast:
+        refused(name, convert_release, tmp_path / "x.pth", tmp_path / "x.safetensors", error=RuntimeError)
+        assert not (tmp_path / "x.safetensors").exists()
 
 
 def test_safetensors__the_same_and_integers_and_masks_where_the_model_has_them(model, tmp_path):
@@ -84,23 +97,6 @@ def test_safetensors__the_same_and_integers_and_masks_where_the_model_has_them(m
     assert "'1.index'" in refusal(lambda: load(index=torch.tensor([1.0, 2.0])))
     assert "too large" in refusal(lambda: load(index=torch.tensor([1, 70000])))
     assert "'1.index'" in refusal(lambda: load(index=torch.tensor([True, False])))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", CHANGES)
-def test_release__neither_loaded_nor_converted(tmp_path, kind):
-    torch.manual_seed(0)
-    model = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=2)
-    released = {STViT.released_name(key): value for key, value in model.state_dict().items()}
-    name = next(name for name, value in released.items() if value.ndim == 4 and value.numel() > 9)
-    weights = damaged(released, name, kind)
-    torch.save({"model": weights}, tmp_path / "x.pth")
-    cast = kind == "infinite once cast"  # in the model, so by its name
-    for source in (tmp_path / "x.pth", weights):
-        refused("not finite" if cast else name, load_release, model, source, error=RuntimeError)
-    if not cast:
-        refused(name, convert_release, tmp_path / "x.pth", tmp_path / "x.safetensors", error=RuntimeError)
-        assert not (tmp_path / "x.safetensors").exists()
 
 
 def test_convert__writes_no_more_than_the_file_holds(tmp_path):

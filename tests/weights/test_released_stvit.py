@@ -128,16 +128,13 @@ def timm_checkpoint(released: Weights) -> dict:
     )
 
 
-def test_load__torch_file(released, tmp_path):
+def test_load__torch_or_safetensors_file_and_names_of_distributed_training(released, tmp_path):
     beside = dict(args=argparse.Namespace(lr=1e-3, data="imagenet"), epoch=299)
     saved = [{place: released} | beside for place in ("model", "state_dict", "state_dict_ema")]
     saved += [released, dict.fromkeys(("state_dict_ema", "model"), as_released(small(3))) | {"state_dict": released}]
     for content in (*saved, timm_checkpoint(released)):
         torch.save(content, tmp_path / "stvit.pth.tar")
         assert_loaded(tmp_path / "stvit.pth.tar")
-
-
-def test_load__safetensors_file_and_names_with_the_prefix_of_distributed_training(released, tmp_path):
     save_file(released, tmp_path / "stvit.safetensors")
     assert_loaded(tmp_path / "stvit.safetensors")
     assert_loaded(str(tmp_path / "stvit.safetensors"))

@@ -140,13 +140,6 @@ def test_token__the_distillation_token_learns_from_the_teacher(taught, kind):
     assert student.eval()(x).shape == (B, C)  # evaluation sees one answer
 
 
-def test_token__frozen_stats_is_refused(taught):
-    """A model in eval mode gives one answer instead of two."""
-    student = distilled_vit().eval()
-    with pytest.raises(ValueError, match="frozen_stats"):
-        make_task(student, student, Recipe(distill="hard", teacher=taught[0], frozen_stats=True), CPU)
-
-
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_multi_token__distillation_tokens_learn_from_the_teacher(taught, kind):
     """A convolutional student of a transformer or the other way round, as the papers have it."""
@@ -171,8 +164,9 @@ def test_multi_token__distillation_tokens_learn_from_the_teacher(taught, kind):
     assert next(student.parameters()).grad is not None
 
 
-def test_teacher__of_grey_images(tmp_path):
+def test_teacher__of_grey_images_and_of_no_student_in_eval_mode(tmp_path):
     folder, grey = leave_run(tmp_path / "run", num_classes=C, mean=[0.4], std=[0.2], model_args={"in_chans": 1})
+    leave_run(tmp_path / "own", num_classes=C)
     student = timm.create_model("test_resnet", num_classes=C, in_chans=1)
     student.pretrained_cfg = dict(student.pretrained_cfg) | dict(mean=(0.5,), std=(0.5,))  # as `prepare` must see to
     task = make_task(student, student, Recipe(distill="soft", teacher=str(folder)), CPU)
@@ -182,6 +176,9 @@ def test_teacher__of_grey_images(tmp_path):
         seen = grey((0.5 * x + 0.5 - 0.4) / 0.2)
     expected = 0.5 * ce(student(x), one_hot(labels)) + 0.5 * divergence(seen, student(x), 3.0)
     torch.testing.assert_close(result["loss"], expected)
+    student = distilled_vit().eval()  # which gives one answer instead of two
+    with pytest.raises(ValueError, match="frozen_stats"):
+        make_task(student, student, Recipe(distill="hard", teacher=str(tmp_path / "own"), frozen_stats=True), CPU)
 
 
 @pytest.mark.parametrize(
