@@ -20,10 +20,10 @@ KILLS = int(os.environ.get("BROADSIGHT_KILLS", "6"))  # of each task
 
 def request_for(head: str, out: Path) -> Request:
     if head != "classify":
-        return replace(ask_dense(head, out, set=dict(epochs=2)), checkpoint_minutes=0)
+        return replace(ask_dense(head, out, changes=dict(epochs=2)), checkpoint_minutes=0)
     small = dict(epochs=2, batch_size=4, image_size=32, warmup_epochs=0)
     options = dict(threads=1, workers=1, device="cpu", report=False, checkpoint_minutes=0)
-    return Request(data="scenes:24", model="test_vit", out=str(out), changes=small, **options)
+    return Request(data="scenes:24", model="test_vit", out=str(out), set=small, **options)
 
 
 def run(head: str, out: Path, said: Path, patience: float) -> None:
