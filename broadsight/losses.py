@@ -15,17 +15,12 @@ from torch import Tensor, nn
 from .errors import check_choice, check_number
 from .layers import GroupLogits
 from .layers.kernels.dispatch import runs_eagerly
-from .weights.teacher import load_teacher, renormalization
+from .weights.loading import load_teacher, renormalization
 
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
-
 CRITERIA = ("ce", "bce")
-CHOICES = {
-    "label_loss": ("groups", "total", "sum"),
-    "intra_direction": ("tokens_to_mean", "mean_to_tokens"),
-    "inter_target": ("logit_mean", "probability_mean", "logit_sum"),
-    "reduction": ("mean", "batchmean"),
-}
+CHOICES = dict(label_loss=("groups", "total", "sum"), intra_direction=("tokens_to_mean", "mean_to_tokens"))
+CHOICES |= dict(inter_target=("logit_mean", "probability_mean", "logit_sum"), reduction=("mean", "batchmean"))
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:
@@ -41,26 +36,20 @@ def aggregate(group_logits: GroupLogits) -> Tensor:
 class MultiTokenLoss(nn.Module):
     """Labels, distillation within the groups, and diversity between them (multi-token attention pooling, WACV 2025).
 
-    With y the tokens' and a the averaged token's logits of a group, and sg stopping the gradient:
-    the sum over the groups of criterion(y, target) + intra * KL(sg y || a) + inter * KL(sg all groups || y).
-    A negative `inter` drives the groups apart. The intra term is zero without averaged tokens, the inter term with one
-    group. `intra=0` is the loss of the predecessor, Gramian attention (GA). Computed in float32 at least.
-
-    The defaults are what the released weights were trained with. The paper's equations and its algorithm differ:
-    `inter_target="probability_mean"` is Eq. 4; `inter=-1, label_loss="sum", inter_target="logit_sum"` follows
-    Algorithm 1.
+    With y the tokens' and a the averaged token's logits of a group, and sg stopping the gradient: the sum over the
+    groups of criterion(y, target) + intra * KL(sg y || a) + inter * KL(sg all groups || y), in float32 at least.
+    A negative `inter` drives the groups apart; `intra=0` is the loss of the predecessor, Gramian attention (GA).
+    The released weights were trained with the defaults. The paper's Eq. 4 has `inter_target="probability_mean"`, its
+    Algorithm 1 `inter=-1, label_loss="sum", inter_target="logit_sum"`.
 
     Args:
-        criterion: "ce", "bce", or any loss that takes logits (B, C) and the target and returns a scalar; the latter is
-            called once per group.
-        intra, inter: Weights of the two divergences.
-        label_loss: "groups" gives each group's logits the label; "total" the mean of the groups once; "sum" the sum of
-            all tokens' and averaged tokens' logits once.
-        intra_direction: Who teaches in a group: "tokens_to_mean" or "mean_to_tokens". The teacher gets no gradient.
-        inter_target: What the groups are compared with: the softmax of the "logit_mean", the "probability_mean" of
-            their softmaxes, or the softmax of the "logit_sum" over all tokens and averaged tokens.
-        reduction: Divergences are averaged over images and classes ("mean") or over images alone ("batchmean"), which
-            makes them C times larger.
+        criterion: "ce", "bce", or a loss of logits (B, C) and the target, a scalar, which is called once per group.
+        intra, inter: Weights of the divergences, which are zero without averaged tokens and with one group.
+        label_loss: What is labelled: each of the "groups", their mean ("total"), or the "sum" of tokens and averages.
+        intra_direction: Who teaches in a group, without a gradient: "tokens_to_mean" or "mean_to_tokens".
+        inter_target: What groups are compared with: the softmax of the "logit_mean", the "probability_mean" of their
+            softmaxes, or the softmax of the "logit_sum" over all tokens and averaged tokens.
+        reduction: Divergences are averaged over images and classes ("mean") or images alone ("batchmean").
         smoothing: Label smoothing of class indices in "ce" and "bce"; soft targets are taken as they come.
     """
 
@@ -79,18 +68,26 @@ class MultiTokenLoss(nn.Module):
         smoothing: float = 0.0,
     ):
         super().__init__()
-        _check_criterion(criterion, smoothing)
+        name = criterion.__name__ if isinstance(criterion, type) else type(criterion).__name__
+        if isinstance(criterion, type):
+            raise ValueError(f"criterion is the class {name}; expected an object: pass {name}()")
+        if isinstance(criterion, str):
+            check_choice("criterion", criterion, CRITERIA)
+        elif not callable(criterion):
+            raise ValueError(f"criterion is a {name}; expected 'ce', 'bce' or a loss of (logits, target)")
+        check_number("smoothing", smoothing)
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing={smoothing} is no label smoothing; choose it from 0 to below 1, e.g. 0.1")
+        if smoothing and not isinstance(criterion, str):
+            raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion you pass")
         check_number("intra", intra)
         check_number("inter", inter)
         chosen = (label_loss, intra_direction, inter_target, reduction)
         for (name, known), choice in zip(CHOICES.items(), chosen, strict=True):
             check_choice(name, choice, known)
         if reduction == "batchmean" and inter < 0:
-            warnings.warn(
-                f"reduction='batchmean' with inter={inter}: a negative divergence has no lower bound and may outrun "
-                "the label loss; watch the inter part, or use reduction='mean'",
-                stacklevel=2,
-            )
+            fault = f"reduction='batchmean' with inter={inter}: a negative divergence has no lower bound"
+            warnings.warn(f"{fault} and may outrun the label loss; watch inter, or use reduction='mean'", stacklevel=2)
         self.criterion, self.smoothing, self.intra, self.inter = criterion, smoothing, intra, inter
         self.label_loss, self.intra_direction, self.inter_target, self.reduction = chosen
 
@@ -119,10 +116,9 @@ class MultiTokenLoss(nn.Module):
 
     def inter_losses(self, y: Tensor, a: Tensor | None) -> Tensor:
         """Divergence of each group (B, G, C) from all of them: (G,)."""
-        groups = y.shape[1]
+        groups, all_groups = y.shape[1], y.detach()
         if groups == 1:
             return y.new_zeros(1)
-        all_groups = y.detach()
         if self.inter_target == "probability_mean":
             log_p = all_groups.log_softmax(-1).logsumexp(1, keepdim=True) - math.log(groups)
         elif self.inter_target == "logit_sum":
@@ -138,21 +134,17 @@ class MultiTokenDistillationLoss(nn.Module):
     With d the distillation tokens' logits of a group, the label loss of MultiTokenLoss becomes
     (1 - alpha) * criterion(y, target) + alpha * teacher loss(d), and KL(sg d || a) joins the intra term. The teacher
     loss is the cross-entropy against the teacher's class ("hard"), or temperature² * KL(teacher || d) of logits divided
-    by the temperature, averaged over images ("soft").
-
-    The teacher is frozen and put into eval mode in place. It moves with the loss, but is not among its parameters or in
-    its state dict.
+    by the temperature, averaged over images ("soft"). The teacher is frozen and put into eval mode in place. It moves
+    with the loss, but is not among its parameters or in its state dict.
 
     Args:
-        criterion: As for MultiTokenLoss. "bce" and its modules make the hard loss a binary one too.
-        teacher: A model, a timm name, or a run folder (config.json and model.safetensors). None if every call brings
-            `teacher_logits`.
+        criterion, intra, inter, options: As for MultiTokenLoss.
+        teacher: A model, a timm name, or a run folder; None if every call brings `teacher_logits`.
         alpha: Share of the teacher in the label loss.
+        kind, temperature: Of the teacher loss.
         teacher_criterion: "ce" or "bce" for the hard loss; None follows the criterion.
         pretrained: Load the weights of a teacher given by name or folder.
-        normalization: Mean and standard deviation that the images were normalised with. The teacher then sees them
-            normalised as its own `pretrained_cfg` says, otherwise as they are.
-        intra, inter, options: As for MultiTokenLoss.
+        normalization: Mean and standard deviation of the images, which the teacher then sees normalised its own way.
     """
 
     scale: Tensor | None
@@ -213,14 +205,7 @@ class MultiTokenDistillationLoss(nn.Module):
     def forward(
         self, images: Tensor | None, group_logits: GroupLogits, target: Tensor, teacher_logits: Tensor | None = None
     ) -> Tensor:
-        """The scalar to minimise.
-
-        Args:
-            images: The batch (B, ...) as the student saw it, mixed if it was; unused with `teacher_logits`.
-            group_logits: The student's logits for it, with `distill`.
-            target: Class indices (B,) or soft targets (B, C).
-            teacher_logits: The teacher's logits (B, C), if known already.
-        """
+        """The scalar to minimise, of images as the student saw them, or of the teacher's logits (B, C) if known."""
         return self.parts(images, group_logits, target, teacher_logits)["total"]
 
     def parts(
@@ -229,15 +214,14 @@ class MultiTokenDistillationLoss(nn.Module):
         """As MultiTokenLoss.parts, with the shares of base: label and teacher, unweighted, also `_per_group`."""
         _, a, d = _training_logits(group_logits)
         if d is None:
-            raise ValueError(
-                "group_logits.distill is None: the model has no distillation tokens; build it with distill_tokens=1"
-            )
+            what = "group_logits.distill is None: the model has no distillation tokens"
+            raise ValueError(f"{what}; build it with distill_tokens=1")
         if teacher_logits is None:
             teacher_logits = self.ask_teacher(images)
         student, teacher_logits = self.multi_token, _checked_teacher_logits(teacher_logits, d)
         plain = student.parts(group_logits, target)
         label, intra = plain["base_per_group"], plain["intra_per_group"] + student.intra_losses(d, a)
-        teacher = _over_groups(self.teacher_losses, d, None, student.label_loss, teacher_logits)
+        teacher = _over_groups(self._teacher_losses, d, None, student.label_loss, teacher_logits)
         base = (1 - self.alpha) * label + self.alpha * teacher
         parts = _parts(student.intra, student.inter, base, intra, plain["inter_per_group"])
         shares = dict(label=label.sum(), teacher=teacher.sum(), label_per_group=label, teacher_per_group=teacher)
@@ -255,7 +239,7 @@ class MultiTokenDistillationLoss(nn.Module):
             images = (images * self.scale + self.shift).to(images.dtype)
         return self.teacher(images)
 
-    def teacher_losses(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    def _teacher_losses(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Loss of logits (B, K, C) against the teacher's (B, C): (K,)."""
         if self.kind == "hard":
             return _label_losses(self.teacher_criterion, 0.0, logits, teacher_logits.argmax(-1))
@@ -317,9 +301,8 @@ def _fields(group_logits: GroupLogits) -> tuple[Tensor | None, Tensor | None, Te
     if not hasattr(group_logits, "tokens"):
         tensor = isinstance(group_logits, Tensor)
         came = f"a tensor {tuple(group_logits.shape)}" if tensor else f"a {type(group_logits).__name__}"
-        raise ValueError(
-            f"group_logits is {came}; expected GroupLogits: call model(x, groups=True) or model.forward_groups(x)"
-        )
+        advice = "expected GroupLogits: call model(x, groups=True) or model.forward_groups(x)"
+        raise ValueError(f"group_logits is {came}; {advice}")
     return group_logits.tokens, getattr(group_logits, "average", None), getattr(group_logits, "distill", None)
 
 
@@ -327,14 +310,12 @@ def _training_logits(group_logits: GroupLogits) -> tuple[Tensor, Tensor | None, 
     """Tokens, average and distill, in float32 at least."""
     tokens, average, distill = _fields(group_logits)
     if tokens is None:
-        raise ValueError(
-            "group_logits.tokens is None: a light model answers, which only infers; train it with light=False"
-        )
+        what = "group_logits.tokens is None: a light model answers, which only infers"
+        raise ValueError(f"{what}; train it with light=False")
     shape = tuple(tokens.shape)
     if len(shape) != 3 or 0 in shape:
-        raise ValueError(
-            f"group_logits.tokens has shape {shape}; expected (images, groups, classes), one at least of each"
-        )
+        expected = "expected (images, groups, classes), one at least of each"
+        raise ValueError(f"group_logits.tokens has shape {shape}; {expected}")
     for name, logits in (("average", average), ("distill", distill)):
         if logits is not None and tuple(logits.shape) != shape:
             raise ValueError(f"group_logits.{name} has shape {tuple(logits.shape)}; expected that of tokens, {shape}")
@@ -355,10 +336,8 @@ def _checked_target(target: Tensor, logits: Tensor, criterion: Criterion) -> Ten
             raise ValueError(f"target of shape ({B}, {C}) holds {holds}; soft targets are floats: pass target.float()")
         return target.to(logits.dtype)
     if numbers or target.dtype == torch.bool:
-        raise ValueError(
-            f"target of shape ({B},) holds {holds}; expected class indices: pass target.long(), "
-            f"or soft targets of shape ({B}, {C})"
-        )
+        expected = f"expected class indices: pass target.long(), or soft targets of shape ({B}, {C})"
+        raise ValueError(f"target of shape ({B},) holds {holds}; {expected}")
     target = target.long()
     if target.device.type == "cpu" and runs_eagerly():  # an accelerator would have to be waited for, and asserts itself
         if isinstance(criterion, str):
@@ -366,10 +345,8 @@ def _checked_target(target: Tensor, logits: Tensor, criterion: Criterion) -> Ten
         else:  # a negative index may be one that the criterion ignores
             outside = (target >= C) & (target != getattr(criterion, "ignore_index", -1))
         if outside.any():
-            raise ValueError(
-                f"target holds class {target[outside][0].item()}; the model has {C} classes, expected 0 to {C - 1}: "
-                "correct the labels or build the model with more num_classes"
-            )
+            what = f"target holds class {target[outside][0].item()}; the model has {C} classes, expected 0 to {C - 1}"
+            raise ValueError(f"{what}: correct the labels or build the model with more num_classes")
     return target
 
 
@@ -382,21 +359,6 @@ def _checked_teacher_logits(teacher_logits: Tensor, logits: Tensor) -> Tensor:
     if len(shape) == 2 and shape[1] != C:
         raise ValueError(f"the teacher knows {shape[1]} classes, the student {C}; choose one of the same classes")
     if shape != (B, C):
-        expected = f"expected ({B}, {C}): pass the images that the student saw"
-        raise ValueError(f"the teacher's logits have shape {shape}; {expected}")
+        advice = "pass the images that the student saw"
+        raise ValueError(f"the teacher's logits have shape {shape}; expected ({B}, {C}): {advice}")
     return teacher_logits.detach().to(logits.dtype)
-
-
-def _check_criterion(criterion: Criterion, smoothing: float) -> None:
-    name = criterion.__name__ if isinstance(criterion, type) else type(criterion).__name__
-    if isinstance(criterion, type):
-        raise ValueError(f"criterion is the class {name}; expected an object: pass {name}()")
-    if isinstance(criterion, str):
-        check_choice("criterion", criterion, CRITERIA)
-    elif not callable(criterion):
-        raise ValueError(f"criterion is a {name}; expected 'ce', 'bce' or a loss of (logits, target)")
-    check_number("smoothing", smoothing)
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing={smoothing} is no label smoothing; choose it from 0 to below 1, e.g. 0.1")
-    if smoothing and not isinstance(criterion, str):
-        raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion that you pass")

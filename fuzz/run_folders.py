@@ -16,7 +16,7 @@ from broadsight.runs.classifier import open_classifier
 from broadsight.runs.dense_model import open_dense
 from broadsight.training.history import check_own_data
 from broadsight.training.settings import stored_in
-from broadsight.weights.teacher import load_teacher
+from broadsight.weights.loading import load_teacher
 from broadsight.weights.writing import write_weights
 
 from .watching import CANARY, refused

@@ -33,9 +33,8 @@ class BatchAugmentation:
         self.erase = RandomErasing(recipe.erasing, mode="pixel", device=device) if recipe.erasing else None
         self.mixes, self.off_epoch = bool(recipe.mixup or recipe.cutmix), recipe.mixup_off_epoch
         if self.mixes and images % 2:
-            raise ValueError(
-                f"mixup and cutmix pair the images of a pass, of which there are {images}; take an even number"
-            )
+            what = f"mixup and cutmix pair the images of a pass, of which there are {images}"
+            raise ValueError(f"{what}; take an even number")
         rates: dict[str, Any] = dict(prob=recipe.mixup_prob, switch_prob=recipe.mixup_switch)
         rates |= dict(label_smoothing=recipe.smoothing, num_classes=classes)
         self.mix = Mixup(recipe.mixup, recipe.cutmix, **rates) if self.mixes else None

@@ -33,11 +33,7 @@ def save(
     beside: Mapping[str, Path] | None = None,
     previous: Path | None = None,
 ) -> Path:
-    """Write model, optimiser, scaler, every process's generators, `progress` and averaged weights.
-
-    All processes call it. The checkpoint is written under another name, with copies of files `beside` it, flushed to
-    the disk and renamed; only then the one before is moved to `previous` or removed, so there is always a whole one.
-    """
+    """Write the state of all processes and files `beside` it; once it is whole, the one before goes to `previous`."""
     target = folder / f"update-{progress['updates']:09d}{'-evaluated' if progress['evaluated'] else ''}"
     if target.is_dir():  # this moment of the run has been saved already
         return target
@@ -87,15 +83,14 @@ def _retire(others: Sequence[Path], previous: Path | None) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
+def checkpoints(*folders: Path) -> list[Path]:
+    """All complete checkpoints of some folders, the newest first."""
+    return sorted((path for folder in folders for path in folder.glob("update-*")), key=lambda p: p.name, reverse=True)
+
+
 def newest(*folders: Path) -> Path | None:
     """The newest complete checkpoint."""
     return next(iter(checkpoints(*folders)), None)
-
-
-def checkpoints(*folders: Path) -> list[Path]:
-    """All complete checkpoints of some folders, the newest first."""
-    found = [path for folder in folders for path in folder.glob("update-*")]
-    return sorted(found, key=lambda path: path.name, reverse=True)
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:

@@ -37,21 +37,22 @@ def classifier_parts(
 ) -> Parts:
     """A classifier and its images."""
     channels = settings["model_args"].get("in_chans", 3)
-    with accelerator.main_process_first():  # a tar is unpacked once
-        splits = _data(settings, request, channels, recipe)
+    options: dict[str, Any] = {name: settings[name] for name in ("val", "split", "root") if settings[name] is not None}
+    options |= dict(channels=channels, scenes_size=recipe.image_size or SMALLEST, method=settings.get("hold_out", 1))
+    options |= dict(download=True) if request.download else {}
+    with accelerator.main_process_first(), outside_allowed(settings.get("allow_outside", False)):
+        splits = resolve(settings["data"], seed=settings["seed"], **options)  # a tar is unpacked once
     splits.description["contents"] = contents({"train": splits.train, "val": splits.val})
     classes, notes = len(splits.classes), list(splits.notes)
     occurring = sorted(set(labels_of(splits.val).tolist()))
     if not occurring:
         raise ValueError(f"{splits.description['val']} has no labelled images to validate on; add some")
     if len(occurring) == 1:
-        notes.append(
-            f"the images to validate on are all of one class, {splits.classes[occurring[0]]}: always naming that class "
-            "would be right, so no epoch is called the best and the last weights are kept"
-        )
+        what = f"the images to validate on are all of one class, {splits.classes[occurring[0]]}"
+        why = "always naming that class would be right, so no epoch is called the best and the last weights are kept"
+        notes.append(f"{what}: {why}")
     size = recipe.image_size or parts.size_of(splits.train, settings["data"])
-    eval_size = recipe.eval_size or size
-    recipe = recipe.change({"image_size": size, "eval_size": eval_size})
+    recipe = recipe.change({"image_size": size, "eval_size": (eval_size := recipe.eval_size or size)})
     recipe = parts.fit_batch(recipe, request, len(splits.train), accelerator, begun, notes)
 
     seed_everything(settings["seed"])
@@ -79,15 +80,7 @@ def classifier_parts(
         for side in sorted({size, eval_size}):
             parts.check_passes(model, torch.zeros(1, channels, side, side), classes, side)
     summary = f"{len(splits.train):,} images of {classes} classes, {len(splits.val):,} to validate, at {size} px"
-    return Parts(model, recipe, order, work, nn.Module.compile, description, summary, tuple(notes), splits)
-
-
-def _data(settings: Mapping[str, Any], request: Request, channels: int, recipe: Recipe) -> Splits:
-    options: dict[str, Any] = {name: settings[name] for name in ("val", "split", "root") if settings[name] is not None}
-    options |= dict(channels=channels, scenes_size=recipe.image_size or SMALLEST, method=settings.get("hold_out", 1))
-    options |= dict(download=True) if request.download else {}
-    with outside_allowed(settings.get("allow_outside", False)):
-        return resolve(settings["data"], seed=settings["seed"], **options)
+    return Parts(model, recipe, order, work, description, summary, tuple(notes), splits)
 
 
 def make_model(settings: Mapping[str, Any], recipe: Recipe, classes: int) -> Any:

@@ -41,10 +41,8 @@ def dense_parts(
     task, channels = settings["task"], settings["model_args"].get("in_chans", 3)
     scenes = settings["data"].partition(":")[0] == "scenes"
     splits = data_of(settings, recipe, channels)
-    for view in () if scenes else (splits.train, splits.val):
-        for index in range(
-            0, len(view), max(1, len(view) // 32)
-        ):  # so that invalid labels are refused before a run begins
+    for view in () if scenes else (splits.train, splits.val):  # invalid labels are refused before a run begins
+        for index in range(0, len(view), max(1, len(view) // 32)):
             with suppress(UnreadableImage), within_memory():  # which training skips
                 view[index]
     splits.description["contents"] = contents({"train": splits.train, "val": splits.val})
@@ -52,7 +50,13 @@ def dense_parts(
     size = recipe.image_size or (SCENES if scenes else parts.size_of(splits.train, settings["data"], LARGEST))
     recipe = recipe.change({"image_size": size, "eval_size": recipe.eval_size or size})
     top_down = HEADS[settings["head"]].top_down
-    learned_from, shown = _crops(splits, recipe) if top_down else (splits.train, splits.val)
+    learned_from, shown = splits.train, splits.val
+    if top_down:
+        common: dict[str, Any] = dict(input_size=crop_size(recipe), pairs=splits.flip_pairs)
+        scale = max(1 - recipe.resize[0], recipe.resize[1] - 1)
+        varied: dict[str, Any] = dict(rotation=recipe.rotation, scale=scale, hflip=recipe.hflip)
+        learned_from = PoseCrops(splits.train, training=True, **varied, **common)
+        shown = PoseCrops(splits.val, training=False, **common)
     recipe = parts.fit_batch(recipe, request, len(learned_from), accelerator, begun, notes)
 
     seed_everything(settings["seed"])
@@ -79,20 +83,14 @@ def dense_parts(
     description = _describe(settings, recipe, splits, model, arguments, begun.how)
     if not begun.stored:
         description = parts.opening(description, model)
-        height, width = crop_size(recipe) if top_down else (size, size)
-        image = torch.zeros(channels, height, width)
+        image = torch.zeros(channels, *(crop_size(recipe) if top_down else (size, size)))
         parts.check_passes(model, image[None] if stacked else [image], None, size)
     objects = splits.description.get("objects")
     held = f", {objects['train']:,} objects" if objects and objects["train"] else ""
-    summary = (
-        f"{len(learned_from):,} {'crops of objects' if top_down else 'images'} of {len(splits.classes)} classes{held}, "
-        f"{len(splits.val):,} images to validate, at {size} px"
-    )
-
-    def compile_backbone(model: Any) -> None:  # what follows it depends on the content of images
-        model.stages.compile()
-
-    return Parts(model, recipe, order, work, compile_backbone, description, summary, tuple(notes), splits)
+    kind = "crops of objects" if top_down else "images"
+    summary = f"{len(learned_from):,} {kind} of {len(splits.classes)} classes{held}, "
+    summary += f"{len(splits.val):,} images to validate, at {size} px"
+    return Parts(model, recipe, order, work, description, summary, tuple(notes), splits)
 
 
 def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> DenseSplits:
@@ -101,15 +99,6 @@ def data_of(settings: Mapping[str, Any], recipe: Recipe, channels: int) -> Dense
     options |= dict(channels=channels, scenes_size=recipe.image_size or SCENES, method=settings.get("hold_out", 1))
     with outside_allowed(settings.get("allow_outside", False)):
         return resolve_dense(settings["data"], settings["task"], **options)
-
-
-def _crops(splits: DenseSplits, recipe: Recipe) -> tuple[PoseCrops, PoseCrops]:
-    """Crops of the objects to learn from and to validate on."""
-    common: dict[str, Any] = dict(input_size=crop_size(recipe), pairs=splits.flip_pairs)
-    scale = max(1 - recipe.resize[0], recipe.resize[1] - 1)
-    varied: dict[str, Any] = dict(rotation=recipe.rotation, scale=scale, hflip=recipe.hflip)
-    learned = PoseCrops(splits.train, training=True, **varied, **common)
-    return learned, PoseCrops(splits.val, training=False, **common)
 
 
 def crop_size(recipe: Recipe) -> tuple[int, int]:
@@ -125,13 +114,13 @@ def _side(recipe: Recipe) -> int:
 def _make_model(
     settings: Mapping[str, Any], recipe: Recipe, splits: DenseSplits, *, pretrained: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """The model as it will be trained, and the arguments that `make_dense_model` makes it from again."""
+    """The model as it will be trained, and the arguments that `make_dense_model` makes it from for so many classes."""
     head = settings["head"]
     own = {name: settings[name] for name in ("neck", "neck_args", "broadcast", "broadcast_args") if settings[name]}
-    arguments: dict[str, Any] = dict(head=head, backbone=settings["model"], num_classes=len(splits.classes), **own)
+    arguments: dict[str, Any] = dict(head=head, backbone=settings["model"], **own)
     arguments["head_args"] = {**_sizes(head, settings["task"], recipe, splits), **settings["head_args"]}
     arguments["backbone_args"] = parts.with_rates(settings["model_args"], recipe)
-    make = partial(make_dense_model, **arguments, pretrained_backbone=pretrained)
+    make = partial(make_dense_model, **arguments, num_classes=len(splits.classes), pretrained_backbone=pretrained)
     model = parts.created(make, f"{head} on {settings['model']}", settings, pretrained)
     model.stages.frozen_stats = recipe.frozen_stats
     return model, arguments
@@ -158,25 +147,16 @@ def views_of(task: str, recipe: Recipe) -> Views:
 
 
 def _describe(
-    settings: Mapping[str, Any],
-    recipe: Recipe,
-    splits: DenseSplits,
-    model: Any,
-    arguments: Mapping[str, Any],
-    how: Mapping[str, Any],
+    settings: Mapping[str, Any], recipe: Recipe, splits: DenseSplits, model: Any, given: dict[str, Any], how: Any
 ) -> dict[str, Any]:
     stages, side = model.stages, _side(recipe)
-    given = {name: value for name, value in arguments.items() if name != "num_classes"}
     check_arguments("dense_model", given, "--model-args")  # or the run could not be opened again
     config = dict(input_size=[stages.in_chans, side, side], mean=stages.mean, std=stages.std)
     config |= dict(num_classes=len(splits.classes))
     about = dict(architecture="dense_model", num_features=stages.channels[-1], model_args=given, pretrained_cfg=config)
     found = describe(settings, recipe, splits, model, how, **about)
-    labels = {
-        "category_ids": {str(label): number for label, number in splits.train.category_ids.items()},
-        "keypoint_names": list(splits.keypoint_names),
-        "flip_pairs": [list(pair) for pair in splits.flip_pairs],
-        "skeleton": [list(pair) for pair in splits.skeleton],
-        "keypoint_offset": splits.keypoint_offset,
-    }
+    ids = {str(label): number for label, number in splits.train.category_ids.items()}
+    pairs = {name: [list(pair) for pair in getattr(splits, name)] for name in ("flip_pairs", "skeleton")}
+    names, offset = list(splits.keypoint_names), splits.keypoint_offset
+    labels = dict(category_ids=ids, keypoint_names=names, keypoint_offset=offset, **pairs)
     return found | {"broadsight": {**found["broadsight"], "goal": GOALS[settings["task"]], "labels": labels}}

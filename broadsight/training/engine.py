@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,7 @@ class Engine:
         self.repairs: list[str] = []  # damage that was mended, a line each
         self.epochs = self.recipe.epochs + self.recipe.cooldown_epochs
         self.device = self.accelerator.device
-        self._alone = self.accelerator.num_processes == 1
-        self._asked_to_stop = 0
+        self._alone, self._asked_to_stop = self.accelerator.num_processes == 1, 0
         self._saved_at = time.monotonic()
         self._since_check: list[tuple[Tensor, Any]] = []
         precise = torch.float32 if self.device.type == "mps" else torch.float64
@@ -166,17 +165,22 @@ class Engine:
             rate = max(group["lr"] / group.get("lr_scale", 1.0) for group in self.optimizer.param_groups)
             with self._within_memory():
                 self._update(batches)
-            progress.update += 1
-            progress.updates += 1
-            progress.evaluated = False
+            progress.update, progress.updates, progress.evaluated = progress.update + 1, progress.updates + 1, False
             for batch in batches:
                 progress.skipped.update(batch.skipped)
             last = progress.update == work.updates
             logged = last or progress.updates % self.log_every == 0
             if logged:
                 self._log(rate)
-            if logged or self._alone:
-                self._stop_or_save(last)
+            if logged or self._alone:  # save if it is time, and stop if asked to; several processes do so together
+                due = not last and time.monotonic() - self._saved_at > 60 * self.checkpoint_minutes
+                if not self._alone:
+                    due, self._asked_to_stop = from_first(due), max(gather_objects(self._asked_to_stop))
+                if self._asked_to_stop:
+                    self._stop()
+                if due:
+                    self._check_losses()
+                    self.save()
 
     def _update(self, batches: Sequence[Any]) -> None:
         """One step of the optimiser, from as many passes as there are batches."""
@@ -203,19 +207,18 @@ class Engine:
         self.scheduler.step_update(progress.updates + 1)
         if self.average is not None:
             self.average.update(self.plain, step=progress.updates + 1)
-        self.display.advance(self.work.batch, self._epoch_name(), self._state())
+        self._show(self.work.batch)
 
     def _log(self, rate: float) -> None:
         """Check the losses of late and write their mean."""
         self._check_losses()
-        progress = self.progress
         loss, count = sum_over_processes(self._interval).tolist()
         self._shown_loss = loss / count
         self._interval.zero_()
-        line = dict(kind="updates", updates=progress.updates, epoch=progress.epoch + 1, loss=self._shown_loss, lr=rate)
+        place = dict(updates=self.progress.updates, epoch=self.progress.epoch + 1)
         with self._writing():
-            self.folder.record(line)
-            self.folder.scalars({"images_per_second": self.display.speed()}, progress.updates)
+            self.folder.record(dict(kind="updates", **place, loss=self._shown_loss, lr=rate))
+            self.folder.scalars({"images_per_second": self.display.speed()}, self.progress.updates)
 
     def _check_losses(self) -> None:
         """Refuse to go on from a loss that is not finite, and name the images that it came from."""
@@ -236,10 +239,9 @@ class Engine:
             raise self._diverged("the weights are no numbers any more")
 
     def _diverged(self, what: str, where: str = "") -> Failed:
-        return Failed(
-            f"{what} in epoch {self.progress.epoch + 1}, about update {self.progress.updates}{where}; "
-            f"{self._last_checkpoint()}; try a lower lr, clip_norm=1 or precision=fp32"
-        )
+        place = f"epoch {self.progress.epoch + 1}, about update {self.progress.updates}{where}"
+        advice = "try a lower lr, clip_norm=1 or precision=fp32"
+        return Failed(f"{what} in {place}; {self._last_checkpoint()}; {advice}")
 
     def _evaluate_epoch(self) -> None:
         progress = self.progress
@@ -275,21 +277,9 @@ class Engine:
 
     def _seen(self, images: int) -> None:
         """Between two batches of an evaluation, whose images cost a third of a training step's."""
-        self.display.advance(images / 3, self._epoch_name(), "evaluating")
+        self._show(images / 3, "evaluating")
         if self._alone and self._asked_to_stop:
             self._stop()
-
-    def _stop_or_save(self, epoch_ends: bool) -> None:
-        """Save if it is time, and stop if asked to; several processes do so together."""
-        due = not epoch_ends and time.monotonic() - self._saved_at > 60 * self.checkpoint_minutes
-        if not self._alone:
-            due = from_first(due)
-            self._asked_to_stop = max(gather_objects(self._asked_to_stop))
-        if self._asked_to_stop:
-            self._stop()
-        if due:
-            self._check_losses()
-            self.save()
 
     def _stop(self) -> None:
         self._check_losses()
@@ -312,12 +302,10 @@ class Engine:
         if threading.current_thread() is not threading.main_thread():  # where Python takes no signals
             yield
             return
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with ExitStack() as after:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                after.callback(signal.signal, number, signal.signal(number, ask))
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def _writing(self) -> Generator[None, None, None]:
@@ -338,24 +326,22 @@ class Engine:
             known = ("out of memory", "can't allocate memory", "defaultcpuallocator")
             if isinstance(error, RuntimeError) and not _says(error, *known):
                 raise
-            raise Failed(
-                f"a batch of {self.work.batch // self.work.accumulate} images does not fit into the memory of "
-                f"{self.device}; try --set accumulate={2 * self.recipe.accumulate} for the same result, or a smaller "
-                f"batch_size; {self._last_checkpoint()}"
-            ) from error
+            batch = f"a batch of {self.work.batch // self.work.accumulate} images"
+            advice = f"try --set accumulate={2 * self.recipe.accumulate} for the same result, or a smaller batch_size"
+            what = f"{batch} does not fit into the memory of {self.device}"
+            raise Failed(f"{what}; {advice}; {self._last_checkpoint()}") from error
 
     def _last_checkpoint(self) -> str:
         if (checkpoint := state.newest(self.folder.last)) is None:
             return "no checkpoint had been written"
         return f"the last checkpoint, {checkpoint.relative_to(self.folder.path)}, is whole: --resume continues from it"
 
-    def _epoch_name(self) -> str:
-        return f"epoch {self.progress.epoch + 1}/{self.epochs}"
-
-    def _state(self) -> str:
+    def _show(self, images: float, state: str | None = None) -> None:
+        """Count images that are done, and show how the epoch goes."""
         best = f"  best {self.progress.best:.1f} %" if self.progress.best is not None else ""
         loss = "" if math.isnan(self._shown_loss) else f"loss {self._shown_loss:.3f}  "
-        return f"{loss}{self.display.speed():.0f} images/s{best}"
+        state = state or f"{loss}{self.display.speed():.0f} images/s{best}"
+        self.display.advance(images, f"epoch {self.progress.epoch + 1}/{self.epochs}", state)
 
     def _summary(self, line: Mapping[str, Any], improved: bool) -> str:
         figures = [f"epoch {line['epoch']}/{self.epochs}", f"train loss {line['train_loss']:.4f}"]

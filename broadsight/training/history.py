@@ -1,7 +1,4 @@
-"""The history of a run in its config.json: its digests, and checks before it is used; a stranger may have written it.
-
-Digests show damage and files of another run, but do not keep out an attacker.
-"""
+"""The history of a run in its config.json: checks before it is used, and digests, which show damage but no attack."""
 
 import hashlib
 import json
@@ -14,24 +11,16 @@ TASKS = ("classify", "detect", "instances", "segment", "keypoints")
 NONE = type(None)
 
 # Kinds of values below "broadsight" in config.json, and below its settings and labels; any may be missing.
-ABOUT: dict[str, Any] = {
-    **dict.fromkeys(("task", "command", "started", "goal"), str),
-    **dict.fromkeys(("settings", "recipe", "data", "labels", "versions"), dict),
-    **dict.fromkeys(("parameters", "seed", "threads", "processes"), int),
-    **dict.fromkeys(("commit", "launch"), (str, NONE)),
-}
-SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(("data", "model", "task", "recipe"), str),
-    **dict.fromkeys(("val", "root", "pool", "broadcast", "head", "neck", "init"), (str, NONE)),
-    **dict.fromkeys(("model_args", "pool_args", "broadcast_args", "head_args", "neck_args", "changes"), dict),
-    **dict.fromkeys(("seed", "log_every", "seeds"), int),
-    "split": (int, float, NONE),
-}
-LABELS: dict[str, Any] = {
-    **dict.fromkeys(("keypoint_names", "flip_pairs", "skeleton"), list),
-    "category_ids": dict,
-    "keypoint_offset": (int, float),
-}
+ABOUT: dict[str, Any] = dict.fromkeys(("task", "command", "started", "goal"), str)
+ABOUT |= dict.fromkeys(("settings", "recipe", "data", "labels", "versions"), dict)
+ABOUT |= dict.fromkeys(("parameters", "seed", "threads", "processes"), int)
+ABOUT |= dict.fromkeys(("commit", "launch"), (str, NONE))
+SETTINGS: dict[str, Any] = dict.fromkeys(("data", "model", "task", "recipe"), str)
+SETTINGS |= dict.fromkeys(("val", "root", "pool", "broadcast", "head", "neck", "init"), (str, NONE))
+SETTINGS |= dict.fromkeys(("model_args", "pool_args", "broadcast_args", "head_args", "neck_args", "changes"), dict)
+SETTINGS |= dict.fromkeys(("seed", "log_every", "seeds"), int) | {"split": (int, float, NONE)}
+LABELS: dict[str, Any] = dict.fromkeys(("keypoint_names", "flip_pairs", "skeleton"), list)
+LABELS |= dict(category_ids=dict, keypoint_offset=(int, float))
 # How data is named that is fetched: timm's names of remote datasets, and paths to another machine
 FETCHED = ("hfds/", "hfids/", "tfds/", "//", "\\\\")
 # The parts of a description that its weights depend on; neither the hour nor the folder
@@ -68,10 +57,8 @@ def check_history(config: Mapping[str, Any], where: str | Path) -> None:
     if isinstance(about, dict) and DIGEST in about:  # those of older runs have none
         plain = {**config, "broadsight": {key: value for key, value in about.items() if key != DIGEST}}
         if _digest(plain) != about[DIGEST]:
-            raise ValueError(
-                f"{where} is damaged or was changed: its digest is of other content; restore it, or if the change is "
-                f'meant, remove "{DIGEST}" from its "broadsight"'
-            )
+            advice = f'restore it, or if the change is meant, remove "{DIGEST}" from its "broadsight"'
+            raise ValueError(f"{where} is damaged or was changed: its digest is of other content; {advice}")
     _check_kinds(config, {"broadsight": dict}, "", where)
     _check_kinds(about, ABOUT, "", where)
     settings, labels = about.get("settings", {}), about.get("labels", {})
@@ -81,7 +68,13 @@ def check_history(config: Mapping[str, Any], where: str | Path) -> None:
         raise ValueError(f"{where} says task={short(repr(about['task']))}; expected one of {', '.join(TASKS)}")
     if "settings" in about:
         check_there(about, {"settings": ("data", "model", "pool", "broadcast", "seed")}, where)
-    _check_labels(labels, where)
+    ids = labels.get("category_ids", {}).items()
+    wrong = [key for key, number in ids if not _is_count(number) or not re.fullmatch("[0-9]{1,15}", key)]
+    wrong += [name for name in labels.get("keypoint_names", []) if not isinstance(name, str)]
+    pairs = [*labels.get("flip_pairs", []), *labels.get("skeleton", [])]
+    wrong += [p for p in pairs if not isinstance(p, list) or len(p) != 2 or not all(map(_is_count, p))]
+    if wrong:
+        raise ValueError(f"{where} is damaged (labels: {short(repr(wrong[0]))}, expected names, numbers and pairs)")
     model = settings.get("model", "")
     if any(letter in model for letter in ":/\\"):
         raise ValueError(f"{where} says model={short(repr(model))}; expected the name of a model, not a place")
@@ -92,10 +85,8 @@ def check_own_data(settings: Mapping[str, Any], given: str | None = None) -> Non
     for name in ("data", "val", "root"):
         place = settings.get(name)
         if isinstance(place, str) and place.startswith(FETCHED) and place != given:
-            raise ValueError(
-                f"the run reads its {name} from {short(repr(place))}, which would be fetched; give the data yourself "
-                "to allow that"
-            )
+            fetched = f"{short(repr(place))}, which would be fetched"
+            raise ValueError(f"the run reads its {name} from {fetched}; give the data yourself to allow that")
 
 
 def short(text: str) -> str:
@@ -117,17 +108,6 @@ def check_there(about: Mapping[str, Any], needed: Mapping[str, Iterable[str]], w
         missing = [part] if part not in about else [f"{part}.{name}" for name in names if name not in about[part]]
         if missing:
             raise ValueError(f"{where} is damaged ({missing[0]} is not there)")
-
-
-def _check_labels(labels: Mapping[str, Any], where: str | Path) -> None:
-    ids = labels.get("category_ids", {}).items()
-    wrong = [key for key, number in ids if not _is_count(number) or not re.fullmatch("[0-9]{1,15}", key)]
-    wrong += [name for name in labels.get("keypoint_names", []) if not isinstance(name, str)]
-    for name in ("flip_pairs", "skeleton"):
-        pairs = labels.get(name, [])
-        wrong += [p for p in pairs if not isinstance(p, list) or len(p) != 2 or not all(map(_is_count, p))]
-    if wrong:
-        raise ValueError(f"{where} is damaged (labels: {short(repr(wrong[0]))}, expected names, numbers and pairs)")
 
 
 def _is_count(value: Any) -> bool:

@@ -1,7 +1,6 @@
-"""One writer a folder: a lock that the kernel lifts when the process that holds it ends, however it ends.
+"""One writer a folder: a lock that the kernel lifts when the process that holds it ends, however it ends."""
 
-Our own, not filelock's: the file names its holder, and forked workers do not keep the lock of a killed process.
-"""
+# Not filelock's: our file names its holder, and forked workers do not keep the lock of a killed process
 
 import errno
 import os

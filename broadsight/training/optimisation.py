@@ -36,12 +36,10 @@ def make_scheduler(optimizer: Optimizer, recipe: Recipe, updates_per_epoch: int)
     # timm looks one update ahead; half an update makes clear which one is meant
     updates = [round(part * recipe.epochs * updates_per_epoch) + 0.5 for part in recipe.milestones]
     milestones = [update / updates_per_epoch for update in updates]
-    options: dict[str, Any] = {
-        "cosine": dict(sched="cosine"),
-        "constant": dict(sched="step", decay_epochs=10**9),
-        "step": dict(sched="multistep", decay_milestones=milestones, decay_rate=0.1),
-        "poly": dict(sched="poly", decay_rate=recipe.power),
-    }[recipe.schedule]
+    kinds: dict[str, Any] = dict(cosine=dict(sched="cosine"), constant=dict(sched="step", decay_epochs=10**9))
+    kinds["step"] = dict(sched="multistep", decay_milestones=milestones, decay_rate=0.1)
+    kinds["poly"] = dict(sched="poly", decay_rate=recipe.power)
+    options = kinds[recipe.schedule]
     options |= {name: getattr(recipe, name) for name in ("warmup_epochs", "cooldown_epochs", "min_lr", "warmup_lr")}
     options |= dict(num_epochs=recipe.epochs, step_on_epochs=False, updates_per_epoch=updates_per_epoch)
     return create_scheduler_v2(optimizer, **options)[0]

@@ -42,7 +42,6 @@ class Parts(NamedTuple):
     recipe: Recipe  # with what the data have decided
     order: TrainOrder
     work: Callable[[nn.Module, nn.Module], Work]  # from the model as it is trained, and without what wraps it
-    compile: Callable[[nn.Module], None]  # the model, in place
     description: dict[str, Any]  # config.json
     summary: str  # images and their size, in a few words
     notes: tuple[str, ...]  # for the user
@@ -84,11 +83,8 @@ def check_fields(request: Request, recipe: Recipe, settings: Mapping[str, Any], 
 
 
 def opening(description: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The description with what a folder has to say so that the same model is made again; else a ValueError.
-
-    timm would make a model for one size that is tested at another for that other size.
-    """
-    height, width = image_size(model)
+    """The description with what a folder has to say so that the same model is made again; else a ValueError."""
+    height, width = image_size(model)  # timm would make a model for the size that it is tested at
     sized = ({"img_size": height if height == width else [height, width], **choice} for choice in ANY_SIZE)
     faults = []
     for more in ({}, *sized):
@@ -122,9 +118,8 @@ def check_passes(model: Any, images: Any, classes: int | None, size: int) -> Non
         try:
             found = model(images)
         except Exception as error:
-            raise ValueError(
-                f"the model does not take images of {size} pixels: {first_line(error)}; see --size and --model-args"
-            ) from None
+            fault = f"the model does not take images of {size} pixels: {first_line(error)}"
+            raise ValueError(f"{fault}; see --size and --model-args") from None
     if classes is not None and tuple(found.shape) != (1, classes):
         raise ValueError(f"the model answers {tuple(found.shape)}, expected (1, {classes}); see --model-args")
 

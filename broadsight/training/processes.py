@@ -12,6 +12,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _restarted = False
 
 
@@ -30,13 +31,10 @@ def connect(device: str = "auto", precision: str = "fp32", expected: int | None 
 def meet(device: str = "auto", expected: int | None = None) -> None:
     """Join the other processes, after a check that as many run as were asked for."""
     world = int(os.environ.get("WORLD_SIZE", 1))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    wanted = expected or _launched()
+    local, wanted = int(os.environ.get("LOCAL_WORLD_SIZE", world)), expected or _launched()
     if wanted and wanted != world:
-        raise ValueError(
-            f"{wanted} processes asked for, {world} running; start them with: "
-            f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
-        )
+        command = f"torchrun --standalone --nproc-per-node {wanted} -m broadsight train ..."
+        raise ValueError(f"{wanted} processes asked for, {world} running; start them with: {command}")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
         raise ValueError("device cuda asked for, but torch sees no GPU here; use --device cpu or auto")
@@ -61,7 +59,7 @@ def leave() -> None:
 
 def restarted() -> bool:
     """Whether torchrun restarted the processes after one had failed; known once they have met."""
-    return _restarted or _restarts() > 0
+    return _restarted or int(os.environ.get(RESTARTS, 0)) > 0
 
 
 def sum_over_processes(values: torch.Tensor) -> torch.Tensor:
@@ -98,12 +96,9 @@ def share_buffers(module: torch.nn.Module) -> None:
 
 
 def _join(backend: str) -> None:
-    """Join the process group under a number that no earlier one has had, and agree on whether any was restarted.
-
-    After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes,
-    and gloo would wait half an hour for them; a second group of the same processes would find those of the first.
-    torchrun counts restarts only on the node where a process has failed.
-    """
+    """Join the process group under a number that no earlier one has had, and agree on whether any was restarted."""
+    # After a restart torchrun may hand out the store of the attempt that failed, with the addresses of dead processes,
+    # for which gloo would wait half an hour; it counts restarts only on the node where a process has failed
     global _restarted
     whole, rank, world = next(iter(dist.rendezvous("env://", timeout=timedelta(minutes=10))))
     store = dist.PrefixStore("broadsight", whole)
@@ -113,7 +108,7 @@ def _join(backend: str) -> None:
         number = int(store.get(f"group/{me}"))  # waits for the first process's answer
     else:
         number = store.add("groups", 1)
-    store.add(f"restarts/{number}", _restarts())
+    store.add(f"restarts/{number}", int(os.environ.get(RESTARTS, 0)))
     store.add(f"joined/{number}", 1)
     if rank == 0:
         while store.add(f"joined/{number}", 0) < world:
@@ -124,10 +119,6 @@ def _join(backend: str) -> None:
     store.wait([f"complete/{number}"])
     _restarted = store.add(f"restarts/{number}", 0) > 0
     dist.init_process_group(backend, store=dist.PrefixStore(f"group_{number}", whole), rank=rank, world_size=world)
-
-
-def _restarts() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def _launched() -> int | None:

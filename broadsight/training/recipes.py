@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import yaml
@@ -117,10 +116,9 @@ class Recipe:
                 if value is not None and not fits(value):
                     raise ValueError(f"{name}={value}; expected {expected}")
         if self.batch_size % self.accumulate:
-            raise ValueError(
-                f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate} equal passes; "
-                f"take a multiple, such as batch_size={self.accumulate * max(1, self.batch_size // self.accumulate)}"
-            )
+            what = f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate} equal passes"
+            multiple = self.accumulate * max(1, self.batch_size // self.accumulate)
+            raise ValueError(f"{what}; take a multiple, such as batch_size={multiple}")
         if (self.distill == "none") != (self.teacher is None):
             given = f"distill={self.distill}" if self.teacher is None else f"teacher={self.teacher}"
             missing = "teacher, a timm name or a run folder" if self.teacher is None else "distill: hard or soft"
@@ -138,11 +136,7 @@ class Recipe:
 
 
 def refuse_ignored(
-    given: Mapping[str, Any],
-    recipe: Recipe,
-    task: str,
-    head: str | None,
-    of_model: Mapping[str, str | None] = MappingProxyType({}),
+    given: Mapping[str, Any], recipe: Recipe, task: str, head: str | None, of_model: Mapping[str, str | None]
 ) -> None:
     """Refuse fields that the user has `given` and that have no effect; `of_model` says why, where only a model can."""
     from ..dense.heads import HEADS  # here, since torch is not needed to list recipes
@@ -154,15 +148,11 @@ def refuse_ignored(
     asked_for = recipe.fit_batch and "batch_size" in given
     alone = here if not classify else "nothing is mixed so"
     untaught = here if not classify else f"this has distill={recipe.distill}"
-    rows: list[tuple[str, Any, str]] = [
-        (CLASSIFY, classify, here),
-        (GROUPS, classify, here),
-        (DROPOUT, classify, here),
+    rows: list[tuple[str, Any, str]] = [(name, classify, here) for name in (CLASSIFY, GROUPS, DROPOUT)]
+    rows += [
         (DEPTH, True, here),
         (MIXING, classify and (recipe.mixup or recipe.cutmix), alone),
         (BOTH_MIXINGS, classify and recipe.mixup and recipe.cutmix, alone),
-        ("distill=hard", classify and recipe.distill == "hard", untaught),
-        ("distill=soft", classify and recipe.distill == "soft", untaught),
         ("dense tasks", not classify, here),
         ("heads that find objects", task not in ("classify", "segment") and not pose, by_head),
         ("heads that take any shape", not classify and not pose and not (kind and kind.square), by_head),
@@ -173,8 +163,9 @@ def refuse_ignored(
         ("ema above 0", recipe.ema, "no weights are averaged"),
         ("batches that nobody has asked for", not asked_for, f"batch_size={recipe.batch_size} is set"),
     ]
-    for kind in ("cosine", "step", "poly"):
-        rows.append((f"schedule={kind}", kind == recipe.schedule, f"this has schedule={recipe.schedule}"))
+    rows += [(f"distill={kind}", classify and kind == recipe.distill, untaught) for kind in ("hard", "soft")]
+    scheduled = f"this has schedule={recipe.schedule}"
+    rows += [(f"schedule={kind}", kind == recipe.schedule, scheduled) for kind in ("cosine", "step", "poly")]
     facts = {fact: of_model.get(fact) if holds else why for fact, holds, why in rows}
     needs = {setting.name: setting.metadata.get("of", ()) for setting in fields(Recipe)}
     refuse_idle({name: f"{name}={value}" for name, value in given.items()}, needs, facts)
@@ -251,9 +242,7 @@ def _words(kind: Any) -> str:
     choices = [str(choice) for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
     if choices:
         return "one of " + ", ".join(dict.fromkeys(choices)) + (" or none" if type(None) in get_args(kind) else "")
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    if kind in plain:
-        return plain[kind]
     if "tuple" in str(kind):
         return "two numbers, such as 0.08,1"
-    return " or ".join(plain.get(part, str(part)) for part in get_args(kind))
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    return " or ".join(plain[part] for part in get_args(kind) or (kind,))

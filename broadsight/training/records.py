@@ -23,13 +23,12 @@ def put_back(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Modul
     """
     notes = []
     path, copy = folder.path / METRICS, state.vouched(checkpoint, METRICS) or b""
-    longer = progress.finished and path.is_file() and path.stat().st_size > len(copy)
-    if longer or not _begins(path, copy):
+    if not _read(path).startswith(copy) or (progress.finished and _read(path) != copy):
         _replace(path, copy)
         notes.append(f"{METRICS} was damaged: written again from {checkpoint.name}")
     notes += _weights(folder, checkpoint, progress, model)
     path = folder.path / SKIPPED
-    if progress.skipped and _text(path) != skipped_text(progress.skipped):
+    if progress.skipped and _read(path) != skipped_text(progress.skipped).encode():
         _clear(path)
         folder.report_skipped(progress.skipped)
         notes += [f"{SKIPPED} was damaged: written again"] if progress.finished else []
@@ -44,8 +43,9 @@ def check_records(folder: RunFolder) -> None:
             continue
         about = json.loads(progress)
         skipped = about["finished"] and about["skipped"]
-        damaged = [] if _begins(folder.path / METRICS, copy) else [METRICS]
-        damaged += [SKIPPED] if skipped and _text(folder.path / SKIPPED) != skipped_text(skipped) else []
+        damaged = [] if _read(folder.path / METRICS).startswith(copy) else [METRICS]
+        if skipped and _read(folder.path / SKIPPED) != skipped_text(skipped).encode():
+            damaged.append(SKIPPED)
         if damaged:
             advice = f"broadsight train --resume --out {folder.path} makes it again"
             raise ValueError(f"{folder.path / damaged[0]} is damaged: it is not what the run wrote; {advice}")
@@ -71,12 +71,8 @@ def _weights(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Modul
     return [f"{WEIGHTS} was damaged ({fault or 'other weights'}): written again from {checkpoint.name}"]
 
 
-def _begins(path: Path, content: bytes) -> bool:
-    return path.read_bytes()[: len(content)] == content if path.is_file() else not content
-
-
-def _text(path: Path) -> str | None:
-    return path.read_bytes().decode("utf-8", "surrogateescape") if path.is_file() else None
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _replace(path: Path, content: bytes) -> None:

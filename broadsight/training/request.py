@@ -8,10 +8,17 @@ from ..errors import UsageError
 from ..options import ALLOW_OUTSIDE, DATASET_ROOT, DOWNLOAD, STRICT, Machine, Options, option, value_of
 
 DENSE, CLASSIFY = ("dense tasks",), ("--task classify",)
+# What is said of options in more words than a line of the fields below has room for
+DATA = "images in a folder, tar or shards, COCO .json, images/ and masks/, timm dataset; none: built-in scenes"
+TASKS = "classify, detect, instances, segment or keypoints"
+HEADS = "retinanet, fcos, ssdlite, faster_rcnn, rtdetr (detect); mask_rcnn, cascade_mask_rcnn (instances); "
+HEADS += "semantic_fpn, upernet (segment); keypoint_rcnn, simple_baseline (keypoints)"
+NECKS = "fpn, the maps as they are, or map, through multi-token attention first"
+RECIPE = "named settings, see docs/recipes.md; without it quick, or finetune if weights are given"
+TWIN = "train the same model with this pooling too, in DIR/twin-POOL, and compare"
 # Options that are short for fields of the recipe, by these.
-SHORT = {"image_size": "size", "batch_size": "batch"} | {
-    name: name for name in ("epochs", "lr", "pretrained", "compile")
-}
+SHORT = dict(image_size="size", batch_size="batch", epochs="epochs", lr="lr", pretrained="pretrained")
+SHORT["compile"] = "compile"
 
 
 def arguments(what: str, **how: Any) -> Any:
@@ -28,30 +35,14 @@ class Request(Machine):
 
     verb = "train"
 
-    data: str | None = option(
-        None,
-        "images in a folder, tar or shards, COCO .json, images/ and masks/, timm dataset; none: built-in scenes",
-        positional=True,
-        metavar="DATA",
-    )
+    data: str | None = option(None, DATA, positional=True, metavar="DATA")
     model: str | None = option(None, "timm name; without it the recipe's, or a small one")
     pool: str | None = option(None, "another pooling: gap, cap, ga, map, vgg, dft")
     broadcast: str | None = option(None, "context broadcasting: cb, scaled, gate, hybrid")
-    task: str | None = option(
-        None, "what is learned: classify, detect, instances, segment or keypoints; without it the recipe's"
-    )
-    head: str | None = option(
-        None,
-        "of dense tasks: retinanet, fcos, ssdlite, faster_rcnn, rtdetr (detect); mask_rcnn, cascade_mask_rcnn "
-        "(instances); semantic_fpn, upernet (segment); keypoint_rcnn, simple_baseline (keypoints)",
-        of=DENSE,
-    )
-    neck: str | None = option(
-        None, "of dense tasks: fpn, the maps as they are, or map, through multi-token attention first", of=DENSE
-    )
-    recipe: str | None = option(
-        None, "named settings, see docs/recipes.md; without it quick, or finetune if weights are given"
-    )
+    task: str | None = option(None, f"what is learned: {TASKS}; without it the recipe's")
+    head: str | None = option(None, f"of dense tasks: {HEADS}", of=DENSE)
+    neck: str | None = option(None, f"of dense tasks: {NECKS}", of=DENSE)
+    recipe: str | None = option(None, RECIPE)
     set: Mapping[str, Any] = option(dict, "fields of the recipe, such as epochs=10 lr=1e-3", metavar="KEY=VALUE")
     out: str | None = option(None, "folder of the run; without it a new one in runs/", metavar="DIR")
     resume: bool = option(False, "continue the run in --out to the same result as if it had never stopped")
@@ -73,9 +64,7 @@ class Request(Machine):
     broadcast_args: Mapping[str, Any] = arguments("broadcasting, such as branch=both")
     head_args: Mapping[str, Any] = arguments("head, such as assigner=atss", of=DENSE)
     neck_args: Mapping[str, Any] = arguments("neck map, such as dim=256 tokens=8", of=DENSE)
-    twin: str | None = option(
-        None, "train the same model with this pooling too, in DIR/twin-POOL, and compare", metavar="POOL"
-    )
+    twin: str | None = option(None, TWIN, metavar="POOL")
     seed: int | None = option(None, "of everything random; 0 without it", least=0)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to train")
     processes: int | None = option(None, "refuse to start unless torchrun has started so many", least=1)
@@ -88,9 +77,8 @@ class Request(Machine):
         super().__post_init__()
         for name, value in self._short().items():
             if name in self.set:
-                raise UsageError(
-                    f"{name} given twice, as {value} and by --set {name}={self.set[name]}; expected one of them"
-                )
+                twice = f"{name} given twice, as {value} and by --set {name}={self.set[name]}"
+                raise UsageError(f"{twice}; expected one of them")
 
     def _short(self) -> dict[str, Any]:
         given = {field: getattr(self, name) for field, name in SHORT.items()}

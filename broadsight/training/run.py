@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
@@ -108,21 +108,18 @@ def write_report(outcome: Outcome, request: Request, reporter: Reporter, splits:
 
 
 def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: bool) -> tuple[Prepared, Progress]:
-    stored, restarted = None, processes.restarted()
+    stored, restarted = stored_in(request.out), processes.restarted()
     resume = request.resume or restarted
     said = any((request.data, request.model, request.recipe, request.changes))  # enough to begin a run
-    if request.out and is_run(Path(request.out)):
-        stored = stored_in(Path(request.out))
-        if not resume:
-            refuse_if_held(Path(request.out))
-            raise ValueError(
-                f"{request.out} holds a run of {stored['settings']['model']} already; "
-                "--resume continues it, another --out starts a new one"
-            )
-    elif request.out and resume and not restarted and not said:  # else one that was killed before it had a folder
-        raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
-    elif resume and not request.out and not restarted:
-        raise ValueError("--resume needs --out, the folder of the run to continue")
+    if stored is not None and not resume:
+        refuse_if_held(Path(str(request.out)))
+        advice = "--resume continues it, another --out starts a new one"
+        raise ValueError(f"{request.out} holds a run of {stored['settings']['model']} already; {advice}")
+    if stored is None and request.resume and not restarted:
+        if not request.out:
+            raise ValueError("--resume needs --out, the folder of the run to continue")
+        if not said:  # else one that was killed before it had a folder
+            raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
     settings, recipe = settings_of(request, stored)
     check_name(settings["model"])  # before a tar is unpacked
     if recipe.precision == "fp16" and "precision" not in request.changes and not processes.has_gpu(request.device):
@@ -158,8 +155,7 @@ def _hold(
 
 def check_twin(request: Request, twin: str) -> None:
     """Refuse a twin that could not be trained, before the first of the two is."""
-    stored = stored_in(Path(request.out)) if request.out and is_run(Path(request.out)) else None
-    settings, recipe = settings_of(request, stored)
+    settings, recipe = settings_of(request, stored_in(request.out))
     if settings["task"] != "classify":
         raise ValueError(f"--twin {twin} is for --task classify; this is --task {settings['task']}; leave it out")
     if settings["pool"] == twin:
@@ -193,14 +189,13 @@ def prepare(
         parts = dense_parts(request, settings, recipe, accelerator, begun)
     recipe, model, updates = parts.recipe, parts.model, parts.order.updates
     notes = (*parts.notes, *check_same(folder, parts.description, accelerator.is_main_process))
-
     model = (synchronise(model, device) if recipe.sync_bn else model).to(device)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)
     average, optimizer = make_average(model, recipe), make_optimizer(model, recipe)
     scheduler = make_scheduler(optimizer, recipe, updates)
-    if recipe.compile:
-        parts.compile(model)
+    if recipe.compile:  # what follows a dense model's backbone depends on the content of images
+        (model if settings["task"] == "classify" else cast(Any, model).stages).compile()
     wrapped, stepping = accelerator.prepare(model, optimizer)
     work = parts.work(wrapped, model)
     epochs = recipe.epochs + recipe.cooldown_epochs
@@ -208,10 +203,9 @@ def prepare(
     own: dict[str, Any] = {name: settings[name] for name in ("seed", "log_every")}
     own |= dict(checkpoint_minutes=request.checkpoint_minutes)
     engine = Engine(accelerator, work, wrapped, model, stepping, scheduler, average, recipe, folder, display, **own)
-    summary = (
-        f"{title(settings)}: {parts.description['broadsight']['parameters'] / 1e6:.2f} M parameters; {parts.summary}; "
-        f"{epochs} epochs of {updates} updates; {device.type}, processes: {count}, threads: {threads}; {folder.path}"
-    )
+    size = f"{parts.description['broadsight']['parameters'] / 1e6:.2f} M parameters"
+    where = f"{device.type}, processes: {count}, threads: {threads}; {folder.path}"
+    summary = f"{title(settings)}: {size}; {parts.summary}; {epochs} epochs of {updates} updates; {where}"
     return Prepared(engine, parts.description, summary, notes, parts.splits, stored is not None)
 
 

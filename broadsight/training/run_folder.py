@@ -111,11 +111,9 @@ class RunFolder:
     def metrics_size(self) -> int:
         """Bytes of the metrics so far, after they are flushed to the disk."""
         metrics = self.path / METRICS
-        if not metrics.is_file():
-            return 0
-        if self.writing:
+        if self.writing and metrics.is_file():
             flush(metrics)
-        return metrics.stat().st_size
+        return metrics.stat().st_size if metrics.is_file() else 0
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of the metrics."""
@@ -148,9 +146,8 @@ class RunFolder:
         path = self.path / WEIGHTS
         with suppress(OSError, SafetensorError):  # loading them will say what is wrong
             if is_sealed(config) and metadata_of(path).get(RUN) != identity(config):
-                raise ValueError(
-                    f"{path} holds weights of another run than the config.json beside it; restore what was there"
-                )
+                what = f"{path} holds weights of another run than the config.json beside it"
+                raise ValueError(f"{what}; restore what was there")
 
     def draw(self, at_most_every: float = 0.0) -> None:
         """Draw the curves, unless that was done less than `at_most_every` seconds ago or matplotlib is missing."""
@@ -200,7 +197,6 @@ def draw_curves(lines: list[dict[str, Any]], path: Path) -> None:
     if goals == ["val_top1"]:
         words = "top-1 accuracy"
         curves = {"val_top1": (PALETTE[1], "validation"), "train_top1": (PALETTE[0], "training")}
-
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     loss, quality, rate = figure.subplots(1, 3)
@@ -228,7 +224,7 @@ def _plot(axes: Any, epochs: list[dict[str, Any]], curves: Mapping[str, tuple[st
 
 def write_page(text: str, path: Path) -> None:
     """Write a run's report, with its digest at the end."""
-    write_text(f"{text}{_mark(text)}", path, durable=True)
+    write_text(marked(text), path, durable=True)
 
 
 def whole_page(path: Path) -> bool:
@@ -236,12 +232,12 @@ def whole_page(path: Path) -> bool:
     if not path.is_file():
         return False
     content = path.read_bytes().decode("utf-8", "surrogateescape")
-    text, _, _ = content.rpartition("<!-- ")
-    return content == f"{text}{_mark(text)}"
+    return content == marked(content.rpartition("<!-- ")[0])
 
 
-def _mark(text: str) -> str:
-    return f"<!-- {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()} -->\n"
+def marked(text: str) -> str:
+    """A page with its digest at the end."""
+    return f"{text}<!-- {hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()} -->\n"
 
 
 def is_run(path: Path) -> bool:

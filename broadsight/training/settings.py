@@ -29,29 +29,25 @@ IDENTITY = ("data", "val", "split", "root", "model", "model_args", "pool", "pool
 IDENTITY += ("recipe", "init", "seed", "log_every", "task", "head", "head_args", "neck", "neck_args")
 # What runs have that were begun before there were dense tasks, and hold-outs that look at classes.
 BEFORE_DENSE = dict(task="classify", head=None, head_args={}, neck=None, neck_args={}, hold_out=1)
+LAUNCH = "TORCHELASTIC_RUN_ID"  # where torchrun names a start of all processes and its restarts
 ARGUMENTS = ("model_args", "pool_args", "broadcast_args", "head_args", "neck_args")
 
 # Arguments that users cannot give, and what decides each of them; first those of all places where arguments are given
 EVERYWHERE = {
     "num_classes": "the classes of DATA decide it",
     "pretrained": "--pretrained begins from timm's weights",
-    **dict.fromkeys(
-        ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"), "--init begins from a file of weights"
-    ),
     "cache_dir": "the environment variable HF_HOME says where weights are kept",
     "features_only": "a run trains the whole model; --task asks for another head",
 }
+FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
+EVERYWHERE |= dict.fromkeys(FILES, "--init begins from a file of weights")
 CHOSEN = EVERYWHERE | {"in_chans": "--model-args in_chans=1 or in_chans=3 decides it"}
 CHOSEN |= dict.fromkeys(("img_size", "image_size", "input_size"), "--size decides it")
 PARTS = dict.fromkeys(("backbone", "stages", "name", "neck", "neck_args"), "--model, --head and --neck decide it")
 PARTS |= {"backbone_args": "--model-args are for it", "pretrained_backbone": EVERYWHERE["pretrained"]}
-DECIDED: dict[str, dict[str, str]] = {
-    "model_args": EVERYWHERE,
-    "pool_args": CHOSEN | {"light": "a light model only infers; train --pool map"},
-    "broadcast_args": CHOSEN,
-    "head_args": CHOSEN | PARTS | {"num_keypoints": "the keypoints of DATA decide it"},
-    "neck_args": CHOSEN,
-}
+POOLS = CHOSEN | {"light": "a light model only infers; train --pool map"}
+HEADS = CHOSEN | PARTS | {"num_keypoints": "the keypoints of DATA decide it"}
+DECIDED = dict(model_args=EVERYWHERE, pool_args=POOLS, broadcast_args=CHOSEN, head_args=HEADS, neck_args=CHOSEN)
 
 
 def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[str, Any], Recipe]:
@@ -79,7 +75,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     request.refuse_ignored({"dense tasks": here if classify else None, "--task classify": None if classify else here})
     check_arguments(add_context_broadcast, request.broadcast_args, "--broadcast-args", ("model", "kind"))
     _settle_head(settings, entry)
-    recipes.refuse_ignored(request.changes, recipe, settings["task"], settings["head"])
+    recipes.refuse_ignored(request.changes, recipe, settings["task"], settings["head"], {})
     if settings["model"] == entry.model:
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
         if request.pool in (None, entry.pool):
@@ -103,15 +99,12 @@ def _continued(request: Request, stored: dict[str, Any]) -> tuple[dict[str, Any]
     settings, recipe = BEFORE_DENSE | stored["settings"], Recipe().change(stored["recipe"])
     check_own_data(settings, request.data)
     if settings.get("seeds", 1) != SCHEME:
-        raise ValueError(
-            f"the run in {request.out} was begun by a version that drew other random numbers, so it cannot be "
-            "resumed exactly; resume it with that version, or train anew in another --out"
-        )
+        what = f"the run in {request.out} was begun by a version that drew other random numbers"
+        advice = "resume it with that version, or train anew in another --out"
+        raise ValueError(f"{what}, so it cannot be resumed exactly; {advice}")
     if recipe.teacher and recipe.teacher != request.changes.get("teacher") and ":" in recipe.teacher:
-        raise ValueError(
-            f"{request.out} holds a run with teacher={short(recipe.teacher)}, which would be fetched; "
-            "give that teacher again to allow it"
-        )
+        fetched = f"teacher={short(recipe.teacher)}, which would be fetched"
+        raise ValueError(f"{request.out} holds a run with {fetched}; give that teacher again to allow it")
     settings["allow_outside"] = bool(settings.get("allow_outside")) or request.allow_outside
     asked = {name: getattr(request, name) for name in IDENTITY}
     others = [
@@ -125,10 +118,8 @@ def _continued(request: Request, stored: dict[str, Any]) -> tuple[dict[str, Any]
         if not same and recipe.change({name: value}) != recipe:
             others.append((name, getattr(recipe, name), value))
     for name, here, other in others[:1]:
-        raise ValueError(
-            f"{request.out} holds a run with {name}={here}, not {other}; "
-            "leave that out to continue it, or choose another --out"
-        )
+        advice = "leave that out to continue it, or choose another --out"
+        raise ValueError(f"{request.out} holds a run with {name}={here}, not {other}; {advice}")
     return settings, recipe
 
 
@@ -138,10 +129,8 @@ def _settle_head(settings: dict[str, Any], entry: recipes.Entry) -> None:
     if task == "classify":
         return
     if settings["pool"]:
-        raise ValueError(
-            f"--pool {settings['pool']} with --task {task}, where nothing is pooled; --neck map puts "
-            "multi-token attention before the decoder"
-        )
+        advice = "--neck map puts multi-token attention before the decoder"
+        raise ValueError(f"--pool {settings['pool']} with --task {task}, where nothing is pooled; {advice}")
     for part, usual in (("neck", "fpn"), ("head", USUAL[task])):
         settings[part] = settings[part] or getattr(entry, part) or usual
         if settings[part] == getattr(entry, part):
@@ -175,7 +164,7 @@ def _usual_recipe(request: Request) -> str:
         return f"{request.task}-quick"
     if request.init or str(request.changes.get("pretrained", "")).lower() == "true":
         return "finetune"
-    drawn = request.data is None or request.data.partition(":")[0] == "scenes"
+    drawn = (request.data or "scenes").partition(":")[0] == "scenes"
     return "scenes" if drawn and request.model is None else "quick"
 
 
@@ -192,7 +181,7 @@ def describe(
     """config.json: what timm reads to load the run, and below "broadsight" what it is and where it comes from."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     about = dict(task=settings["task"], settings=dict(settings), recipe=asdict(recipe), data=dict(splits.description))
-    about |= dict(parameters=parameters, **how, launch=launch(), seed=settings["seed"])
+    about |= dict(parameters=parameters, **how, launch=os.environ.get(LAUNCH), seed=settings["seed"])
     about |= dict(versions=versions(), commit=commit(), started=now())
     return dict(num_classes=len(splits.classes), label_names=list(splits.classes), **more, broadsight=about)
 
@@ -214,22 +203,20 @@ def check_same(folder: RunFolder, description: Mapping[str, Any], first: bool) -
             old, new = short(str(there.get(key))), short(str(here[key]))
             raise ValueError(f"{path} holds a run with {key}={old}, not {new}; choose another --out")
     before, now = there["broadsight"]["data"], here["broadsight"]["data"]
-    if before.get("fingerprint") != now.get("fingerprint"):
-        raise ValueError(
-            f"the images are not those that the run in {path} was begun with; restore them, or another --out"
-        )
-    if not same_contents(before, now):
-        raise ValueError(
-            f"the images or labels have their names but not the content that the run in {path} was begun "
-            "with; restore them, or another --out"
-        )
+    fault = "the images are not those" if before.get("fingerprint") != now.get("fingerprint") else None
+    if fault is None and not same_contents(before, now):
+        fault = "the images or labels have their names but not the content"
+    if fault is not None:
+        raise ValueError(f"{fault} that the run in {path} was begun with; restore them, or another --out")
     if now.get("contents") and not before.get("contents"):
         return ["this run was begun before contents were compared: only names and classes of its images are checked"]
     return []
 
 
-def stored_in(path: Path) -> dict[str, Any]:
-    """What the run in a folder was asked for."""
+def stored_in(path: str | Path | None) -> dict[str, Any] | None:
+    """What the run in a folder was asked for, if it holds one."""
+    if not path or not is_run(Path(path)):
+        return None
     config = RunFolder(path).config()
     try:
         return {name: config["broadsight"][name] for name in ("settings", "recipe", "threads")}
@@ -247,15 +234,10 @@ def folder_for(request: Request, settings: Mapping[str, Any]) -> Path:
     number = max(taken, default=0) + 1
     for one in sorted(taken, reverse=True) if processes.restarted() else ():  # the run that they had begun, if they had
         path = Path("runs") / f"{stem}-{one}"
-        if is_run(path) and RunFolder(path).config().get("broadsight", {}).get("launch") == launch():
+        if is_run(path) and RunFolder(path).config().get("broadsight", {}).get("launch") == os.environ.get(LAUNCH):
             number = one
             break
     return processes.from_first(Path("runs") / f"{stem}-{number}")
-
-
-def launch() -> str | None:
-    """What torchrun calls this start of all processes and its restarts."""
-    return os.environ.get("TORCHELASTIC_RUN_ID")
 
 
 def title(settings: Mapping[str, Any]) -> str:

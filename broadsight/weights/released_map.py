@@ -1,7 +1,4 @@
-"""Between our names and those of the authors' MAP checkpoints, both ways.
-
-The authors keep one tensor for each group under numbered names; ours is the stack of them, reshaped.
-"""
+"""Between our names and those of the authors' MAP checkpoints, with a tensor for each group; ours is the stack."""
 
 import itertools
 import math
@@ -50,7 +47,7 @@ def without_module_prefix(released: Mapping[str, Tensor]) -> Mapping[str, Tensor
 def refuse(what: str, names: list[str], remedy: str) -> None:
     """Raise if there are names to complain about."""
     if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        more = f" and {len(names) - 1} more" if names[1:] else ""
         raise RuntimeError(f"{names[0]!r}{more} {what}; {remedy}; nothing was loaded")
 
 
@@ -90,10 +87,8 @@ class Translation:
             value, constant = released[name], self.constants[name]
             same = value.is_floating_point() == constant.is_floating_point() and value.shape == constant.shape
             if not same or not torch.equal(value.cpu().to(constant.dtype), constant):
-                raise RuntimeError(
-                    f"{name!r} is not the {self.constant} that the release stores; the checkpoint was changed; "
-                    "nothing was loaded"
-                )
+                what = f"{name!r} is not the {self.constant} that the release stores"
+                raise RuntimeError(f"{what}; the checkpoint was changed; nothing was loaded")
         return translated
 
     def _read(self, key: str, released: Mapping[str, Tensor]) -> Tensor:
@@ -102,9 +97,8 @@ class Translation:
         for name in parts:
             if tuple(released[name].shape) not in shapes:
                 came, expected = tuple(released[name].shape), " or ".join(map(str, dict.fromkeys(shapes)))
-                raise RuntimeError(
-                    f"{name!r} has shape {came}; expected {expected}: another variant? nothing was loaded"
-                )
+                fault = f"{name!r} has shape {came}; expected {expected}"
+                raise RuntimeError(f"{fault}: another variant? nothing was loaded")
         if not parts:
             return self.own[key]
         if _is_count(key):  # all groups have seen the same batches
@@ -127,9 +121,6 @@ class Translation:
             parts = [value] * len(names) if _is_count(key) else value.reshape(len(names), *shape).unbind()
             translated |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
         return translated
-
-
-# ---- the pool
 
 
 def _vector(shape: Shape, groups: int) -> Shape:
@@ -175,12 +166,11 @@ _POOL_RULES: list[tuple[str, str, Callable[[Shape, int], Shape]]] = [
 def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "") -> Translation:
     """Released names get the prefix."""
 
+    merge = "multi_scale.concat_conv" if pool.level > 0 else "channel_convertor"
+    linear = "head." if pool.classifier_kind == "norm" else ""
+
     def full(name: str, group: int = 0) -> str:
-        name = name.format(
-            g=group,
-            merge="multi_scale.concat_conv" if pool.level > 0 else "channel_convertor",
-            linear="head." if pool.classifier_kind == "norm" else "",
-        )
+        name = name.format(g=group, merge=merge, linear=linear)
         if cap:
             name = name.replace("mmcap.mmcap.0.", "pool.").replace("heads.0.", "fc.")
         return prefix + name
@@ -204,9 +194,6 @@ def _is_count(key: str) -> bool:
     return key.endswith("num_batches_tracked")
 
 
-# ---- whole models
-
-
 def _renamed(*rules: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[[str], str]:
     """The first rule whose pattern begins the name replaces that beginning; other names stay."""
 
@@ -225,10 +212,8 @@ _MOBILENET_LAYERS = {"conv_dw": 0, "bn1": 1, "conv_pw": 3, "bn2": 4}
 _mobilenet = _renamed(
     (r"conv_stem\.", "layers.0.0.0."),
     (r"bn1\.", "layers.0.0.1."),
-    (
-        r"blocks\.(\d+)\.(\d+)\.(\w+)\.",
-        lambda m: f"layers.{m[1]}.{int(m[2]) + (m[1] == '0')}.{_MOBILENET_LAYERS.get(m[3], m[3])}.",
-    ),
+    (r"blocks\.0\.(\d+)\.(\w+)\.", lambda m: f"layers.0.{int(m[1]) + 1}.{_MOBILENET_LAYERS.get(m[2], m[2])}."),
+    (r"blocks\.(\d+\.\d+)\.(\w+)\.", lambda m: f"layers.{m[1]}.{_MOBILENET_LAYERS.get(m[2], m[2])}."),
 )
 # Every released convolution is followed by its norm in a sequence; timm's stem also counts the activations.
 _resnet = _renamed(
@@ -248,7 +233,6 @@ _convnext = _renamed(
     (r"stages\.(\d)\.blocks\.(\d+)\.mlp\.fc(\d)\.", r"stages.\1.\2.pwconv\3."),
     (r"stages\.(\d)\.blocks\.(\d+)\.", r"stages.\1.\2."),
 )
-_unchanged = _renamed()
 
 
 class Model(NamedTuple):
@@ -259,16 +243,12 @@ class Model(NamedTuple):
     recomputed: str | None = None  # pattern of buffers that follow from the rest of the model
 
 
-MODELS = {
-    "map_mobilenetv1": Model(_mobilenet, head="fc."),
-    "map_resnet50": Model(_resnet),
-    "map_pit_s": Model(_pit),
-    "map_convnext_tiny": Model(_convnext),
-    "map_convnext_small": Model(_convnext),
-    "map_maxvit_tiny": Model(_unchanged),
-    "map_maxvit_small": Model(_unchanged),
-    "map_faster_vit_3": Model(_unchanged, recomputed=r"levels\..*\.relative_(bias|coords_table|position_index)$"),
-}
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+MODELS = dict(map_mobilenetv1=Model(_mobilenet, head="fc."), map_resnet50=Model(_resnet), map_pit_s=Model(_pit))
+MODELS |= {f"map_convnext_{size}": Model(_convnext) for size in ("tiny", "small")}
+MODELS |= {f"map_maxvit_{size}": Model(str) for size in ("tiny", "small")}
+RECOMPUTED = r"levels\..*\.relative_(bias|coords_table|position_index)$"
+MODELS["map_faster_vit_3"] = Model(str, recomputed=RECOMPUTED)
 
 
 def _model_translation(architecture: str, model: nn.Module) -> Translation:
@@ -281,15 +261,14 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
     sources, own_constants, unused = {}, set(), [head.unused, inner.recomputed]
     for key, value in own.items():
         part, _, name = key.partition(".")
+        released = inner.backbone(name)
         if part == "head" and name in head.sources:
             sources[key] = head.sources[name]
+        elif part == "backbone" and (key in parameters or key.endswith(STATISTICS)):
+            sources[key] = Source((released,), (tuple(value.shape),))
         elif part == "backbone":
-            released = inner.backbone(name)
-            if key in parameters or key.endswith(("running_mean", "running_var", "num_batches_tracked")):
-                sources[key] = Source((released,), (tuple(value.shape),))
-            else:
-                own_constants.add(key)
-                unused.append(re.escape(released) + "$")
+            own_constants.add(key)
+            unused.append(re.escape(released) + "$")
     unused = "|".join(f"(?:{pattern})" for pattern in unused if pattern)
     kept: dict[str, Any] = dict(own_constants=frozenset(own_constants), unused=unused or None)
     return Translation(own, sources, head.constants, **kept)

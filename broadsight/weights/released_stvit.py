@@ -17,16 +17,9 @@ from ..files import whole_file
 from ..layers import MultiTokenPool, SuperTokenAttention
 from ..models import STViT
 from ..surgery.description import EDITED
+from . import released_map as pools
 from .reading import as_runtime_error, check_alone, check_tensors, check_values, metadata_of, read_file, weights_in
-from .released_map import (
-    Source,
-    Translation,
-    model_from_release,
-    model_to_release,
-    pool_from_release,
-    pool_to_release,
-    without_module_prefix,
-)
+from .released_map import Source, Translation, without_module_prefix
 
 Given = str | os.PathLike | Mapping[str, Tensor]
 ONE_HOT = torch.eye(9).view(9, 1, 3, 3)  # what the release folds and unfolds with
@@ -36,17 +29,24 @@ def load_release(module: nn.Module, source: Given) -> nn.Module:
     """Load released weights into one of our modules, in place, and return it.
 
     Args:
-        module: An STViT or a bare SuperTokenAttention; one of the released map_* models or a bare MultiTokenPool, both
-            of which may be light.
-        source: A checkpoint file (.safetensors, or torch's format with tensors only), or a dict of tensors, under the
-            released key names.
+        module: An STViT or SuperTokenAttention; a released map_* model or a MultiTokenPool, which may be light.
+        source: A checkpoint file, .safetensors or torch's with tensors only, or a dict, under the released names.
 
     Raises:
         ValueError: The module has no release.
-        RuntimeError: A tensor is missing, unexpected, of another shape or not of finite real numbers, or a constant
-            that the release stores is not the constant it should be. Nothing is loaded then.
+        RuntimeError: A tensor is missing, unexpected, or not what it should be. Nothing is loaded then.
     """
-    translate = _translation_for(module)
+    if isinstance(module, STViT):
+        translate = partial(_renamed_state, module, STViT.released_name)
+    elif isinstance(module, SuperTokenAttention):
+        translate = partial(_renamed_state, module, lambda key: f"stoken_refine.{key}")
+    elif isinstance(module, MultiTokenPool):
+        translate = partial(pools.pool_from_release, module)
+    elif _is_pooled(module):
+        translate = partial(pools.model_from_release, _architecture(module), module)
+    else:
+        expected = "expected STViT, SuperTokenAttention, MultiTokenPool or a map_* model"
+        raise ValueError(f"no released weights are known for {type(module).__name__}; {expected}")
     origin = "the source" if isinstance(source, Mapping) else str(source)
     with as_runtime_error():
         given = without_module_prefix(_read(source)[1])
@@ -61,24 +61,19 @@ def load_release(module: nn.Module, source: Given) -> nn.Module:
 def released_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Some tensors of a MultiTokenPool or a released map_* model under the released names and in released shapes."""
     if isinstance(module, MultiTokenPool):
-        return pool_to_release(module, tensors)
+        return pools.pool_to_release(module, tensors)
     if _is_pooled(module):
-        return model_to_release(_architecture(module), module, tensors)
+        return pools.model_to_release(_architecture(module), module, tensors)
     kind = type(module).__name__
     raise ValueError(f"{kind} has no released names; expected a MultiTokenPool or a model that has one")
 
 
 def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, overwrite: bool = False) -> Path:
-    """Rewrite a pickled checkpoint as a safetensors file, which anybody can read without unpickling.
+    """Rewrite a pickled checkpoint as a safetensors file; nothing in the pickle is executed.
 
     The weights keep the released names. Plain values beside them (the architecture, the epoch, the metric) become the
-    file's metadata; the rest (optimizer, arguments) is left out, and named there. Nothing in the pickle is executed,
-    and the target appears complete or not at all.
-
-    Raises:
-        ValueError: The names are not those of a pickled and a safetensors file.
-        FileExistsError: The target exists.
-        RuntimeError: The source cannot be read without executing something, or holds no weights that a model can take.
+    file's metadata; the rest (optimizer, arguments) is left out, and named there. A RuntimeError where the source
+    holds no weights that can be read so.
     """
     source, target = Path(source), Path(target)
     if source.suffix == ".safetensors":
@@ -90,16 +85,20 @@ def convert_release(source: str | os.PathLike, target: str | os.PathLike, *, ove
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}; create it first")
     with as_runtime_error():
-        content, weights = _read(source)
-        if not weights:
+        content, found = _read(source)
+        if not found:
             raise ValueError(f"{source} holds no tensors; expected a checkpoint")
-        weights = without_module_prefix(weights)
+        weights = without_module_prefix(found)
         check_alone(weights, source)
+    beside = {} if found is content else {str(name): value for name, value in content.items() if value is not found}
+    about = {name: str(value) for name, value in beside.items() if isinstance(value, str | int | float)}
+    if left_out := [name for name in beside if name not in about]:
+        about["left_out"] = ", ".join(left_out)
     # Copies, since safetensors refuses tensors that share memory.
     tensors = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     try:
         with whole_file(target) as unfinished:
-            save_file(tensors, unfinished, metadata=_plain_values_beside_weights(content) | {"format": "pt"})
+            save_file(tensors, unfinished, metadata=about | {"format": "pt"})
     except (ValueError, KeyError, NotImplementedError, SafetensorError) as error:
         raise RuntimeError(f"{source} cannot be stored as safetensors ({first_line(error)})") from None
     return target
@@ -109,22 +108,6 @@ def contents(path: str | os.PathLike) -> tuple[list[str], dict[str, str]]:
     """Names of the tensors in a safetensors file, and its metadata."""
     with safe_open(path, "pt") as file:
         return list(file.keys()), metadata_of(Path(path))
-
-
-def _translation_for(module: nn.Module) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-    """From tensors under released names to the module's state dict."""
-    if isinstance(module, STViT):
-        return partial(_renamed_state, module, STViT.released_name)
-    if isinstance(module, SuperTokenAttention):
-        return partial(_renamed_state, module, lambda key: f"stoken_refine.{key}")
-    if isinstance(module, MultiTokenPool):
-        return partial(pool_from_release, module)
-    if _is_pooled(module):
-        return partial(model_from_release, _architecture(module), module)
-    raise ValueError(
-        f"no released weights are known for {type(module).__name__}; expected STViT, SuperTokenAttention, "
-        "MultiTokenPool or a map_* model"
-    )
 
 
 def _is_pooled(module: nn.Module) -> bool:
@@ -160,13 +143,3 @@ def _read(source: Given) -> tuple[Any, Mapping[str, Tensor]]:
     path = Path(source)
     content = read_file(path)
     return content, check_tensors(weights_in(content), path, path.stat().st_size)
-
-
-def _plain_values_beside_weights(content: Mapping[str, Any]) -> dict[str, str]:
-    weights = weights_in(content)
-    if weights is content:
-        return {}
-    beside = {str(name): value for name, value in content.items() if value is not weights}
-    plain = {name: str(value) for name, value in beside.items() if isinstance(value, str | int | float)}
-    left_out = [name for name in beside if name not in plain]
-    return plain | ({"left_out": ", ".join(left_out)} if left_out else {})

@@ -23,8 +23,7 @@ def write_weights(model: nn.Module, path: Path, about: Mapping[str, str] | None 
         mask = os.umask(0)
         os.umask(mask)
         unfinished.chmod(0o666 & ~mask)  # safetensors lets the owner alone read
-        written = file_digest(unfinished)
-    return written
+        return file_digest(unfinished)
 
 
 def _in_order(path: Path) -> None:

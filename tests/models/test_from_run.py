@@ -14,7 +14,7 @@ from broadsight.cli.main import main
 from broadsight.models import from_run as _stored
 from broadsight.runs.classifier import open_classifier
 from broadsight.runs.dense_model import open_dense
-from broadsight.weights.teacher import load_teacher
+from broadsight.weights.loading import load_teacher
 from fuzz import run_folders
 from fuzz.watching import CANARY, Violation, refused
 from tests.refusals import refused as refused_call

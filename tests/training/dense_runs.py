@@ -9,18 +9,11 @@ from PIL import Image
 
 from broadsight.training.request import Request
 
+PROPOSALS = {f"rpn_{when}_nms_top_n_{mode}": n for when, n in (("pre", 50), ("post", 20)) for mode in ("train", "test")}
 # Heads in thousandths of their size, over a model that is made for tests.
 SMALL_HEADS: dict[str, dict[str, Any]] = {
     "retinanet": dict(width=32),
-    "mask_rcnn": dict(
-        width=32,
-        rpn_pre_nms_top_n_train=50,
-        rpn_post_nms_top_n_train=20,
-        rpn_pre_nms_top_n_test=50,
-        rpn_post_nms_top_n_test=20,
-        box_batch_size_per_image=16,
-        box_detections_per_img=5,
-    ),
+    "mask_rcnn": dict(width=32, box_batch_size_per_image=16, box_detections_per_img=5, **PROPOSALS),
     "semantic_fpn": dict(pyramid_channels=32, channels=16),
     "simple_baseline": dict(channels=16),
 }
@@ -47,10 +40,8 @@ def write_coco(folder: Path, count: int = 4, side: int = 64) -> Path:
         Image.fromarray(pixels).save(folder / "images" / f"{number:012d}.png")
         images.append(dict(id=number, file_name=f"{number:012d}.png", height=side, width=side + 16))
         corners = [x, y, x + size, y, x + size, y + size, x, y + size]
-        annotations.append(
-            dict(id=number, image_id=number, category_id=(7, 3)[kind], bbox=[x, y, size, size], area=size * size)
-            | dict(iscrowd=0, segmentation=[corners])
-        )
+        about = dict(id=number, image_id=number, category_id=(7, 3)[kind], iscrowd=0, segmentation=[corners])
+        annotations.append(about | dict(bbox=[x, y, size, size], area=size * size))
     categories = [dict(id=3, name="green"), dict(id=7, name="red")]
     file = folder / "annotations.json"
     file.write_text(json.dumps(dict(images=images, annotations=annotations, categories=categories)), "utf-8")

@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from broadsight.training import recipes
 from broadsight.training.checkpoints import newest
 from broadsight.training.lock import LOCK
 from broadsight.training.request import Request
@@ -57,12 +56,6 @@ def small(data: Path, out: Path, *, changes: dict[str, Any] | None = None, **fie
     common: dict[str, Any] = dict(data=str(data), out=str(out), model="test_vit", log_every=2)
     common |= dict(workers=0, threads=1, device="cpu", report=False) | fields
     return Request(**common, set=QUICK | (changes or {}))
-
-
-def fitting(request: Request) -> Request:
-    """The same with what its recipe says of fitting the batch to the data."""
-    assert recipes.find(request.recipe or "quick").recipe.fit_batch
-    return replace(request, set={name: value for name, value in request.set.items() if name != "fit_batch"})
 
 
 def again(folder: Path, **fields: Any) -> Request:
@@ -123,9 +116,8 @@ def left_by(folder: Path) -> dict[str, Any]:
     assert checkpoint is not None
     files = [folder / "model.safetensors", folder / "metrics.jsonl"]
     files += [checkpoint / name for name in ("model.safetensors", "ema.safetensors", "progress.json")]
-    found: dict[str, Any] = {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()
-    }
+    files = [file for file in files if file.exists()]
+    found: dict[str, Any] = {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
     for name in ("model.safetensors", "ema.safetensors"):
         if (checkpoint / name).exists():
             found[f"tensors of {name}"] = {k: _digest(v) for k, v in load_file(checkpoint / name).items()}
@@ -148,11 +140,9 @@ def _digest(value: torch.Tensor) -> tuple[Any, ...]:
 
 def everything_in(folder: Path) -> dict[str, Any]:
     """Every file and folder with its bytes and the time of its last change, but for the lock."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
-        for path in [folder, *sorted(folder.rglob("*"))]
-        if path.name != LOCK
-    }
+    paths = [path for path in [folder, *sorted(folder.rglob("*"))] if path.name != LOCK]
+    contents = ((path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None) for path in paths)
+    return {str(path.relative_to(folder)): content for path, content in zip(paths, contents, strict=True)}
 
 
 class Moments:

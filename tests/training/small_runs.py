@@ -78,10 +78,8 @@ def leave_run(
         bias.zero_()
     folder.mkdir(parents=True, exist_ok=True)
     channels = model_args.get("in_chans", 3)
-    cfg = (
-        dict(input_size=[channels, SIZE, SIZE], mean=[0.5] * channels, std=[0.5] * channels, num_classes=num_classes)
-        | cfg
-    )
+    half = [0.5] * channels
+    cfg = dict(input_size=[channels, SIZE, SIZE], mean=half, std=half, num_classes=num_classes) | cfg
     config = dict(architecture=name, num_classes=num_classes, model_args=model_args, pretrained_cfg=cfg)
     (folder / "config.json").write_text(json.dumps(config))
     write_weights(model, folder / "model.safetensors")

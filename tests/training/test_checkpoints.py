@@ -72,7 +72,6 @@ def test_everything_comes_back(run, tmp_path):
         run.average.weight.add_(1)
     assert not all(map(torch.equal, run.values(), expected))
     drawn()
-
     state.restore(state.newest(tmp_path), run.accelerator, run.average)
     assert all(map(torch.equal, run.values(), expected))
     assert drawn() == after  # Python's, numpy's and torch's generator
@@ -86,14 +85,7 @@ def test_everything_comes_back(run, tmp_path):
     assert run.accelerator.scaler.get_scale() == 8.0
 
 
-def test_files(checkpoint):
-    assert sorted(path.name for path in checkpoint.iterdir()) == FILES
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    assert sorted(manifest) == [name for name in FILES if name != "manifest.json"]
-    assert all(size == (checkpoint / name).stat().st_size for name, (size, _) in manifest.items())
-
-
-def test_on_the_disk_before_it_has_its_name(run, tmp_path, monkeypatch):
+def test_on_the_disk_before_it_has_its_name_and_the_newest_is_found(run, tmp_path, monkeypatch):
     run.save(tmp_path, 1)
     told = []
     flush, rename, remove = state.flush, type(tmp_path).rename, shutil.rmtree
@@ -108,11 +100,8 @@ def test_on_the_disk_before_it_has_its_name(run, tmp_path, monkeypatch):
     assert told[here + 1] == ("flush", tmp_path.name)
     assert told[here + 2 :] == [("update-000000001", True)]
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
-
-
-def test_newest(tmp_path):
     assert state.newest(tmp_path / "none") is None
-    names = ["update-000000002", "update-000000010", "update-000000010-evaluated", ".update-000000011.part"]
+    names = ["update-000000003", "update-000000010", "update-000000010-evaluated", ".update-000000011.part"]
     for name in names:
         (tmp_path / name).mkdir()
     assert state.newest(tmp_path).name == "update-000000010-evaluated"
@@ -120,7 +109,7 @@ def test_newest(tmp_path):
     assert state.newest(tmp_path).name == "update-000000011"
 
 
-def test_leftovers_are_removed_and_nothing_is_saved_twice(run, tmp_path):
+def test_leftovers_are_removed_nothing_is_saved_twice_and_the_one_before_is_kept(run, tmp_path):
     for name in (".update-000000001.part", ".update-000000007.part", "update-000000001"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").write_text("x")
@@ -131,10 +120,7 @@ def test_leftovers_are_removed_and_nothing_is_saved_twice(run, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
     assert run.save(tmp_path, 8) == first
     assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == before
-
-
-def test_previous__the_one_before_is_kept(run, tmp_path):
-    last, previous = tmp_path / "last", tmp_path / "previous"
+    last, previous = tmp_path / "run" / "last", tmp_path / "run" / "previous"
     (tmp_path / "note").write_text("beside")
     for updates in (1, 2, 3):
         values = dict(updates=updates, evaluated=False)
@@ -162,9 +148,6 @@ def test_failed__the_one_before_is_whole(place, error, run, tmp_path, monkeypatc
     assert state.newest(tmp_path).name == "update-000000002"
 
 
-# --- Damage -----------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(name, place, bit, checkpoint):
@@ -183,20 +166,19 @@ def test_any_flipped_bit_is_noticed(name, place, bit, checkpoint):
     assert state.read_progress(checkpoint)["skipped"] == {"a": "ü"}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_cut_or_missing_is_noticed(name, checkpoint, tmp_path):
-    copy = shutil.copytree(checkpoint, tmp_path / "copy")
-    size = (copy / name).stat().st_size
-    for length in (size - 1, size // 2, 0):
-        os.truncate(copy / name, length)
-        with pytest.raises(DamagedCheckpoint, match="is damaged"):
-            state.read_progress(copy)
-    (copy / name).unlink()
-    with pytest.raises(DamagedCheckpoint, match=f"{name}'"):
-        state.read_progress(copy)
-
-
-def test_manifest_of_something_else_and_another_model_are_noticed(checkpoint, tmp_path):
+def test_files_that_are_cut_or_missing_another_manifest_and_another_model_are_noticed(checkpoint, tmp_path):
+    assert sorted(path.name for path in checkpoint.iterdir()) == FILES
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert sorted(manifest) == [name for name in FILES if name != "manifest.json"]
+    assert all(size == (checkpoint / name).stat().st_size for name, (size, _) in manifest.items())
+    for name in FILES:
+        copy = shutil.copytree(checkpoint, tmp_path / name)
+        size = (copy / name).stat().st_size
+        for length in (size - 1, size // 2, 0):
+            os.truncate(copy / name, length)
+            refused("is damaged", state.read_progress, copy, error=DamagedCheckpoint)
+        (copy / name).unlink()
+        refused(f"{name}'", state.read_progress, copy, error=DamagedCheckpoint)
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     for text in ("{}", "[]", "null", "5", '"x"', "{", '{"a": 1}', '{"": [0, 0]}', '{"\\u0000": [0, 0]}'):
         (copy / "manifest.json").write_text(text)

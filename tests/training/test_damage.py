@@ -43,14 +43,9 @@ def into_folder(file, draw):
     file.mkdir()
 
 
-MUTATIONS = {
-    "deleted": lambda file, draw: file.unlink(),
-    "emptied": lambda file, draw: file.write_bytes(b""),
-    "cut": lambda file, draw: os.truncate(file, draw.randrange(file.stat().st_size)),
-    "flipped": flip,
-    "a folder": into_folder,
-    "another run's": None,
-}
+MUTATIONS = {"deleted": lambda file, draw: file.unlink(), "emptied": lambda file, draw: file.write_bytes(b"")}
+MUTATIONS |= {"cut": lambda file, draw: os.truncate(file, draw.randrange(file.stat().st_size)), "flipped": flip}
+MUTATIONS |= {"a folder": into_folder, "another run's": None}
 
 
 def cases(runs, flips):

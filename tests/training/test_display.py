@@ -23,21 +23,14 @@ from .runs import small
 @pytest.fixture
 def clock(monkeypatch):
     """The time, which passes when it is set."""
-
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(display, "time", clock)
     return clock
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (754, "12:34"), (5025, "1:23:45"), (360000, "100:00:00"), (-3, "0 s")],
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_time_left(clock):
+def test_duration_and_time_left(clock):
+    words = {0: "0 s", 59.4: "59 s", 59.6: "1:00", 754: "12:34", 5025: "1:23:45", 360000: "100:00:00", -3: "0 s"}
+    assert {seconds: duration(seconds) for seconds in words} == words
     shown = Display(0, 1000)
     assert shown.left() == ""
     shown.begin(0)
@@ -80,22 +73,6 @@ def test_no_terminal__a_line_every_half_minute(clock, capsys):
     assert said.err == "[rank 2] epoch 1/2  train loss 1.0\n" and said.out == ""
 
 
-def test_terminal__live(monkeypatch):
-    written = io.StringIO()
-    monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=written, force_terminal=True, width=120))
-    shown = Display(0, 100)
-    assert shown.live
-    with shown:
-        shown.begin(0)
-        shown.advance(50, "epoch 1/2", "loss 1.234  7 images/s")
-        shown.line("note: [red]brackets[/red] stay")
-        shown.advance(50, "epoch 2/2", "evaluating")
-    text = written.getvalue()
-    assert "note: [red]brackets[/red] stay" in text
-    assert "epoch 2/2" in text and "100%" in text and "evaluating" in text and "ETA 0 s" in text
-    assert not Display(0, 1, plain=True).live and not Display(1, 1).live
-
-
 def test_terminal__a_whole_run(images, tmp_path, monkeypatch, capfd):
     """And one that is asked to stop, which says so at once."""
     written = io.StringIO()
@@ -132,10 +109,13 @@ def test_terminal__a_real_one(monkeypatch):
         with pytest.raises(RuntimeError), shown:
             shown.begin(0)
             shown.advance(5, "epoch 1/1", "loss 0.5")
-            shown.line("a line that stays")
+            shown.line("a line that stays: [red]brackets[/red]")
+            shown.advance(5, "epoch 2/2", "evaluating")
             raise RuntimeError
         shown.line("after it")
+        assert not Display(0, 1, plain=True).live and not Display(1, 1).live
     thread.join()
     os.close(ours)
-    assert b"a line that stays" in read and b"epoch 1/1" in read and b"after it" in read
+    said = (b"a line that stays: [red]brackets[/red]", b"epoch 2/2", b"100%", b"evaluating", b"ETA 0 s", b"after it")
+    assert all(text in read for text in said), read
     assert read.count(b"\x1b[?25l") == read.count(b"\x1b[?25h") > 0  # the cursor is back

@@ -72,18 +72,14 @@ def options(data: Path, out: Path | None, *more: str) -> list[str]:
     return ["train", str(data), *common, *(["--out", str(out)] if out else []), *more]
 
 
-def environment(**more: str) -> dict[str, str]:
-    ours = {k: v for k, v in os.environ.items() if k != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
-    return ours | dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", NO_COLOR="1") | more
-
-
 @contextmanager
 def started(*command: str, cwd: Path, log: Path, **env: str) -> Iterator[subprocess.Popen]:
     """A command in a session of its own, of which nothing is left in the end."""
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, cwd=cwd, env=environment(**env), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        ours = {k: v for k, v in os.environ.items() if k != "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+        ours |= dict(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", NO_COLOR="1") | env
+        streams: dict[str, Any] = dict(stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=cwd, env=ours, start_new_session=True, **streams)
     family: set[psutil.Process] = set()
     try:
         yield process
@@ -107,13 +103,8 @@ def finish(*command: str, cwd: Path, code: int = 0, **env: str) -> str:
 
 
 def await_in(process: subprocess.Popen, log: Path, what: Callable[[], Any]) -> Any:
-    """Wait for something that a process brings about."""
-
-    def ended() -> str | None:
-        said = log.read_text()[-3000:]
-        return None if process.poll() is None else f"ended with {process.returncode} too early:\n{said}"
-
-    return wait_for(what, 180, ended)
+    """Wait for something that a process brings about; if it ends too early, its words are the failure."""
+    return wait_for(what, 180, lambda: None if process.poll() is None else log.read_text()[-3000:] or "ended")
 
 
 def workers_of(process: subprocess.Popen) -> dict[int, psutil.Process]:
@@ -244,15 +235,11 @@ def accelerate(kind: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_accelerate_launch_on_cpus_is_refused_with_the_command_that_works(data, tmp_path):
+def test_accelerate_launch_on_cpus_is_refused_and_one_that_starts_two_works(data, alone, tmp_path):
     log = finish(*accelerate("--cpu"), *options(data, tmp_path / "run"), cwd=tmp_path, code=-1)
     assert "broadsight: 2 processes asked for, 1 running" in log
     assert "torchrun --standalone --nproc-per-node 2 -m broadsight train" in log
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_accelerate_launch_that_starts_two_works(data, alone, tmp_path):
     asked = options(data, tmp_path / "run", *CURVES["no BatchNorm"][0])
     finish(*accelerate("--multi_gpu"), *asked, cwd=tmp_path, ACCELERATE_USE_CPU="true")
     assert_same_curve(tmp_path / "run", alone / "no BatchNorm")

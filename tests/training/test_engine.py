@@ -7,7 +7,6 @@ import resource
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -31,9 +30,8 @@ from broadsight.training.run_folder import RunFolder
 
 from .runs import again, command, kill, left_by, lines_of, small
 
-PLAIN = Recipe(
-    optimizer="momentum", momentum=0.0, lr=0.1, schedule="constant", warmup_epochs=0, weight_decay=0.0, epochs=2
-)
+PLAIN = Recipe(optimizer="momentum", momentum=0.0, lr=0.1, schedule="constant", warmup_epochs=0, epochs=2)
+PLAIN = replace(PLAIN, weight_decay=0.0)
 
 
 class Points(list):
@@ -113,8 +111,7 @@ def equal(one, other):
 
 def test_metrics__means_of_the_losses(tmp_path):
     engine = engine_for(tmp_path)
-    progress = engine.fit()
-    losses = engine.work.losses
+    progress, losses = engine.fit(), engine.work.losses
     assert len(losses) == 6
     expected = [sum(losses[:2]) / 2, losses[2], losses[3], sum(losses[4:]) / 2]
     assert [line["loss"] for line in lines(engine, "updates")] == pytest.approx(expected, rel=1e-6)
@@ -166,7 +163,7 @@ def test_best__not_where_epochs_cannot_be_compared_nor_without_a_figure(tmp_path
     assert engine.fit().best == 3.0
 
 
-def test_update__plain_gradient_descent(tmp_path):
+def test_update__plain_gradient_descent_or_the_mean_of_passes(tmp_path):
     recipe = replace(PLAIN, epochs=1)
     engine, other = engine_for(tmp_path / "a", recipe), engine_for(tmp_path / "b", recipe)
     engine.fit()
@@ -180,12 +177,9 @@ def test_update__plain_gradient_descent(tmp_path):
                 parameter -= 0.1 * gradient
     for one, two in zip(engine.plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, two)
-
-
-def test_accumulate__the_mean_of_the_passes(tmp_path):
-    """Without BatchNorm's statistics, an update from two passes is that of both batches at once."""
+    # Without BatchNorm's statistics, an update from two passes is that of both batches at once
     frozen = replace(PLAIN, frozen_stats=True, epochs=1)
-    one, two = engine_for(tmp_path / "a", frozen), engine_for(tmp_path / "b", replace(frozen, accumulate=2))
+    one, two = engine_for(tmp_path / "c", frozen), engine_for(tmp_path / "d", replace(frozen, accumulate=2))
     one.fit(), two.fit()
     assert len(two.work.losses) == 2 * len(one.work.losses) == 6
     for first, second in zip(one.plain.parameters(), two.plain.parameters(), strict=True):
@@ -194,15 +188,12 @@ def test_accumulate__the_mean_of_the_passes(tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_clip_norm__bounds_an_update(tmp_path):
-    engine = engine_for(tmp_path, replace(PLAIN, clip_norm=1e-3, epochs=1))
+def test_clip_norm_and_schedule(tmp_path):
+    engine = engine_for(tmp_path / "clipped", replace(PLAIN, clip_norm=1e-3, epochs=1))
     before = [parameter.detach().clone() for parameter in engine.plain.parameters()]
     engine.fit()
     moved = [(now.detach() - then).square().sum() for now, then in zip(engine.plain.parameters(), before, strict=True)]
     assert 0 < float(sum(moved).sqrt()) <= 3 * 0.1 * 1e-3 * 1.001
-
-
-def test_schedule__by_updates(tmp_path):
     recipe = replace(PLAIN, schedule="cosine", epochs=4, warmup_epochs=1, warmup_lr=0.01, min_lr=0.02)
     engine = engine_for(tmp_path, recipe, log_every=1)
     engine.fit()
@@ -254,18 +245,15 @@ def test_patience__ends_early(tmp_path):
     assert engine_for(tmp_path / "d", recipe, goals=[None, 5.0, None, 9.0]).fit().epoch == 3
 
 
-@pytest.mark.parametrize("frozen", [True, False])
-def test_frozen_stats__keeps_the_statistics(frozen, tmp_path):
-    engine = engine_for(tmp_path, replace(PLAIN, frozen_stats=frozen))
-    before = engine.plain[0].weight.detach().clone()
-    engine.fit()
-    assert set(engine.work.modes) == {not frozen}
-    untouched = torch.equal(engine.plain[1].running_mean, torch.zeros(4)) and engine.plain[1].num_batches_tracked == 0
-    assert untouched == frozen
-    assert not torch.equal(engine.plain[0].weight, before)
-
-
-def test_frozen_stats_and_random_interpolation__real_model(images, tmp_path):
+def test_frozen_stats__keeps_the_statistics(images, tmp_path):
+    for frozen in (True, False):
+        engine = engine_for(tmp_path / str(frozen), replace(PLAIN, frozen_stats=frozen))
+        before = engine.plain[0].weight.detach().clone()
+        engine.fit()
+        assert set(engine.work.modes) == {not frozen} and not torch.equal(engine.plain[0].weight, before)
+        norm = engine.plain[1]
+        assert (torch.equal(norm.running_mean, torch.zeros(4)) and norm.num_batches_tracked == 0) == frozen
+    # Of a real model, with random interpolation
     changes = dict(frozen_stats=True, epochs=1, interpolation="random")
     assert train(small(images, tmp_path / "run", model="test_resnet", changes=changes)).progress.finished
     weights = load_file(tmp_path / "run" / "model.safetensors")
@@ -286,9 +274,6 @@ def test_resume__sums_and_place(tmp_path):
     resumed.fit()
     assert resumed.work.begun == [(1, 1)]
     assert left_by(tmp_path / "run") == left_by(tmp_path / "whole")
-
-
-# --- Ends -------------------------------------------------------------------------------------------------------------
 
 
 def test_loss_is_no_number__batch_named(tmp_path):
@@ -358,14 +343,9 @@ def no_space(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-WRITERS = {
-    "best weights": (run_folder, "write_weights"),
-    "weights of a checkpoint": (state, "flush"),
-    "metrics": (RunFolder, "record"),
-    "skipped": (RunFolder, "report_skipped"),
-    "curves": (run_folder, "draw_curves"),
-    "renaming": (type(state.Path()), "rename"),
-}
+WRITERS = {"best weights": (run_folder, "write_weights"), "weights of a checkpoint": (state, "flush")}
+WRITERS |= {"metrics": (RunFolder, "record"), "skipped": (RunFolder, "report_skipped")}
+WRITERS |= {"curves": (run_folder, "draw_curves"), "renaming": (type(state.Path()), "rename")}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -401,23 +381,17 @@ def test_full_disk__one_line(writer, tmp_path, monkeypatch):
     assert left_by(tmp_path / "run") == left_by(tmp_path / "whole")
 
 
-@contextmanager
-def largest_file(size):
-    """No process of ours can write beyond that, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [100_000, 1_500_000])
 def test_full_disk__real(size, images, tmp_path, capsys):
     """Nothing of the model fits, and all of it but not the optimiser's moments. (`capsys` captures in no file.)"""
     request = small(images, tmp_path / "run")
-    with largest_file(size), pytest.raises(Failed, match="cannot write to") as end:
-        train(request)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # no process of ours can write beyond that
+    try:
+        with pytest.raises(Failed, match="cannot write to") as end:
+            train(request)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "\n" not in str(end.value) and "no checkpoint had been written" in str(end.value)
     assert [path.name for path in (tmp_path / "run").rglob(".*")] == [".lock"]
     assert list((tmp_path / "run" / "last").iterdir()) == []
@@ -444,15 +418,13 @@ def test_full_disk__events_too(begun, method, tmp_path, monkeypatch):
     assert not printed
 
 
-def test_folder_cannot_be_made(images, tmp_path, monkeypatch, capsys):
+def test_folder_cannot_be_made_or_became_read_only(images, tmp_path, monkeypatch, capsys):
     refusal = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run"))
     monkeypatch.setattr(state.Path, "mkdir", Mock(side_effect=refusal))
     assert main(command(images, tmp_path / "run")) == 2
     said = capsys.readouterr().err
     assert said == f"broadsight: cannot write to {tmp_path / 'run'}: Permission denied; choose another --out\n"
-
-
-def test_folder_became_read_only__resume(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.undo()
     left = kill(small(images, tmp_path / "run"), tmp_path / "left", Classification, "step", 5)
     opened = state.Path.open
 
@@ -480,17 +452,14 @@ def test_memory__advice_and_other_errors_stay_what_they_are(tmp_path):
     assert not isinstance(end.value, Failed)
 
 
-def test_in_a_thread__no_signals(tmp_path):
+def test_in_a_thread__no_signals_and_batches_are_not_kept(tmp_path):
     """Where Python takes no handlers for signals. The display counts all that is done."""
     engine = engine_for(tmp_path)
     with ThreadPoolExecutor() as pool:
         assert pool.submit(engine.fit).result().finished
     assert engine.display.done == pytest.approx(engine.display.total) == pytest.approx(2 * (12 + 4 / 3))
-
-
-def test_batches_are_not_kept(tmp_path):
-    """Between lines of the metrics, images of many updates would fill the memory."""
-    engine = engine_for(tmp_path, replace(PLAIN, epochs=1), log_every=100)
+    # Between lines of the metrics, images of many updates would fill the memory
+    engine = engine_for(tmp_path / "kept", replace(PLAIN, epochs=1), log_every=100)
     next_batch, alive = engine.work.next_batch, []
 
     def followed():

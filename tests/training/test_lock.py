@@ -83,7 +83,7 @@ def test_same_process__once(tmp_path, monkeypatch):
         pass
 
 
-def test_train__second_writer_is_refused(images, tmp_path, monkeypatch, capsys):
+def test_train__second_writer_is_refused_as_is_one_that_begins_at_once(images, tmp_path, monkeypatch, capsys):
     """To continue the run, or to begin one in the same folder; the first goes on undisturbed."""
     monkeypatch.setattr(lock, "PATIENCE", 0)
     folder, step, said = tmp_path / "run", Classification.step, []
@@ -107,13 +107,9 @@ def test_train__second_writer_is_refused(images, tmp_path, monkeypatch, capsys):
     assert len(said) == 3
     assert all(f"is being written by process {os.getpid()};" in text and text.count("\n") == 1 for text in said[1:])
     assert (tmp_path / "left" / "last" / "update-000000003").is_dir() and left.out == str(tmp_path / "left")
-
-
-def test_two_begin_at_once__one_does(images, tmp_path, monkeypatch, capsys):
-    """The folder was free when both looked."""
-    monkeypatch.setattr(lock, "PATIENCE", 0)
-    (tmp_path / "run").mkdir()
-    with locked(tmp_path / "run"):
-        code = main(["train", str(images), "--model", "test_vit", "--size", "32", "--out", str(tmp_path / "run")])
+    # The folder was free when both looked
+    (tmp_path / "free").mkdir()
+    with locked(tmp_path / "free"):
+        code = main(["train", str(images), "--model", "test_vit", "--size", "32", "--out", str(tmp_path / "free")])
     assert code == 2 and f"process {os.getpid()};" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+    assert [path.name for path in (tmp_path / "free").iterdir()] == [LOCK]

@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import nn
 
+from broadsight.models.edited import edit
 from broadsight.training.optimisation import make_average, make_optimizer, make_scheduler
 from broadsight.training.recipes import Recipe
 from tests.refusals import refused
@@ -25,18 +26,12 @@ def by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dic
     return {name: groups[id(parameter)] for name, parameter in model.named_parameters()}
 
 
-# ---- optimiser
-
-
-def test_optimizer__decays_matrices_alone(vit):
+def test_optimizer__decays_matrices_alone_and_lower_layers_less(vit):
     groups = by_name(vit, make_optimizer(vit, Recipe(weight_decay=0.05)))
     assert groups.keys() == dict(vit.named_parameters()).keys()
     kept = {name for name, group in groups.items() if group["weight_decay"] == 0}
     assert kept == {n for n, p in vit.named_parameters() if p.ndim <= 1} | {"cls_token", "pos_embed"}
     assert {group["weight_decay"] for name, group in groups.items() if name not in kept} == {0.05}
-
-
-def test_optimizer__layer_decay(vit):
     groups = by_name(vit, make_optimizer(vit, Recipe(layer_decay=0.75)))
     last = len(vit.blocks) + 1  # the stem is layer 0, the norm goes with the last block, the classifier comes last
     for name, group in groups.items():
@@ -46,11 +41,7 @@ def test_optimizer__layer_decay(vit):
     assert groups["patch_embed.proj.weight"]["lr_scale"] == pytest.approx(0.75**7)
     kept = {name for name, group in groups.items() if group["weight_decay"] == 0}
     assert kept == {n for n, p in vit.named_parameters() if p.ndim <= 1} | {"cls_token", "pos_embed"}
-
-
-def test_optimizer__layer_decay_of_a_pool_in_the_classifier():
-    from broadsight.models.edited import edit
-
+    # Of a pool in the classifier
     model = edit("test_resnet", pool="gap", num_classes=3)
     groups = by_name(model, make_optimizer(model, Recipe(layer_decay=0.5)))
     scales = {name: group["lr_scale"] for name, group in groups.items()}
@@ -59,31 +50,22 @@ def test_optimizer__layer_decay_of_a_pool_in_the_classifier():
     assert scales["backbone.conv1.0.weight"] == min(scales.values())
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "expected"),
-    [
+def test_optimizer__settings_reach_it_or_are_refused():
+    for settings, kind, expected in (
         (dict(optimizer="sgd", momentum=0.8), torch.optim.SGD, dict(momentum=0.8, nesterov=True)),
         (dict(optimizer="sgd"), torch.optim.SGD, dict(momentum=0.9)),
         (dict(optimizer="momentum", momentum=0.7), torch.optim.SGD, dict(momentum=0.7, nesterov=False)),
         (dict(betas=(0.8, 0.95), eps=1e-5), torch.optim.AdamW, dict(betas=(0.8, 0.95), eps=1e-5)),
         (dict(), torch.optim.AdamW, dict(betas=(0.9, 0.999), eps=1e-8)),
         (dict(optimizer="AdamW", lr=0.5), torch.optim.AdamW, dict(lr=0.5)),
-    ],
-)
-def test_optimizer__settings_reach_it(settings, kind, expected):
-    optimizer = make_optimizer(nn.Linear(2, 2), Recipe(**settings))
-    assert type(optimizer) is kind
-    for group in optimizer.param_groups:
-        assert {name: group[name] for name in expected} == expected
-
-
-def test_optimizer__unknown_or_without_a_setting():
+    ):
+        optimizer = make_optimizer(nn.Linear(2, 2), Recipe(**settings))
+        assert type(optimizer) is kind
+        for group in optimizer.param_groups:
+            assert {name: group[name] for name in expected} == expected
     model = nn.Linear(2, 2)
     refused("unknown optimizer 'adamx'; did you mean 'adamax'", make_optimizer, model, Recipe(optimizer="adamx"))
     refused(r"^optimizer sgd: .*betas", make_optimizer, model, Recipe(optimizer="sgd", betas=(0.9, 0.9)))
-
-
-# ---- schedule
 
 
 def rates(recipe: Recipe, per_epoch: int, at: Sequence[int]) -> list[float]:
@@ -110,13 +92,10 @@ def cosine(recipe: Recipe, per_epoch: int, update: int) -> float:
 AT = [0, 1, 9, 19, 20, 21, 50, 99, 100, 105, 119]
 
 
-@pytest.mark.parametrize("warmup", [0, 0.25, 2, 10])
-def test_schedule__warm_up_cosine_and_cooldown(warmup):
-    recipe = Recipe(epochs=10, warmup_epochs=warmup, cooldown_epochs=2, lr=0.4, min_lr=0.01, warmup_lr=0.001)
-    assert rates(recipe, 10, AT) == pytest.approx([cosine(recipe, 10, update) for update in AT])
-
-
-def test_schedule__constant_polynomial_and_steps_at_the_milestones():
+def test_schedule__warm_up_cosine_cooldown_constant_polynomial_and_steps_at_the_milestones():
+    for warmup in (0, 0.25, 2, 10):
+        recipe = Recipe(epochs=10, warmup_epochs=warmup, cooldown_epochs=2, lr=0.4, min_lr=0.01, warmup_lr=0.001)
+        assert rates(recipe, 10, AT) == pytest.approx([cosine(recipe, 10, update) for update in AT])
     recipe = Recipe(epochs=10, warmup_epochs=1, schedule="constant", lr=0.4, min_lr=0.01, warmup_lr=0.0)
     assert rates(recipe, 10, [0, 5, 10, 50, 99]) == pytest.approx([0, 0.2, 0.4, 0.4, 0.4])
     recipe = recipe.change({"warmup_epochs": 0})
@@ -138,9 +117,6 @@ def test_schedule__every_layer_at_its_own_rate_from_the_first_update_on(vit, war
             scheduler.step_update(update)
         for name, group in by_name(vit, optimizer).items():
             assert group["lr"] == pytest.approx(group["lr_scale"] * cosine(recipe, 5, update)), (update, name)
-
-
-# ---- average
 
 
 @pytest.mark.parametrize(("warmup", "decays"), [(False, (0.9, 0.9)), (True, (1 - 2 ** (-2 / 3), 1 - 3 ** (-2 / 3)))])

@@ -87,7 +87,7 @@ def test_every_update_has_the_same_images_over_any_number_of_processes(count, ac
             assert len({index for _, _, index in expected}) == 96
 
 
-def test_shards_are_shared_without_overlap(shard_source):
+def test_shards_are_shared_without_overlap_and_workers_give_each_image_once(shard_source):
     count = len(shard_source)
     for epoch in (0, 1):
         alone, several = shares(shard_source, 6, 1, epoch), shares(shard_source, 6, 2, epoch)
@@ -96,9 +96,6 @@ def test_shards_are_shared_without_overlap(shard_source):
         assert len(set(indices)) == len(indices) == count // 6 * 6
     orders = [EvalOrder(shard_source, 4, rank=rank, processes=2) for rank in (0, 1)]
     assert sorted(index for order in orders for batch in order for _, _, index in batch) == list(range(count))
-
-
-def test_workers_of_two_processes_give_each_image_once(shard_source):
     transform = Transforms(8, augmentation=dict(auto_augment="rand-m5-n2")).build(True)
     images = SourceDataset(shard_source, transform, training=True)
     seen: dict[Any, torch.Tensor] = {}
@@ -113,24 +110,20 @@ def test_workers_of_two_processes_give_each_image_once(shard_source):
     assert not seen
 
 
-def test_processes_without_torchrun_are_refused_with_the_command_that_works(images, tmp_path, capsys):
+ASKED = {"--num_processes 2 ": 2, "--num-processes=4 ": 4, "": None}
+COMMANDS = {f"python accelerate launch --cpu {asked}-m broadsight train": number for asked, number in ASKED.items()}
+COMMANDS["bash train.sh --num_processes 2"] = None
+
+
+def test_what_accelerate_launch_was_told_is_known_and_what_is_not_there_is_refused(
+    images, tmp_path, monkeypatch, capsys
+):
     out = tmp_path / "run"
     assert main(["train", str(images), "--processes", "2", "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert "2 processes asked for, 1 running" in error
     assert "torchrun --standalone --nproc-per-node 2 -m broadsight train" in error
     assert not out.exists()
-
-
-COMMANDS = {
-    "python accelerate launch --cpu --num_processes 2 -m broadsight train": 2,
-    "python accelerate launch --cpu --num-processes=4 -m broadsight train": 4,
-    "python accelerate launch --cpu -m broadsight train": None,
-    "bash train.sh --num_processes 2": None,
-}
-
-
-def test_what_accelerate_launch_was_told_is_known_and_what_is_not_there_is_refused(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     for command, asked in COMMANDS.items():
         parent = SimpleNamespace(cmdline=command.split)
@@ -176,21 +169,16 @@ def join(rank: int, port: int, restarts: int, results: Any) -> None:
         processes.leave()
 
 
-@pytest.mark.parametrize(
-    "attempts",
-    [[(0, 0), (1, 1)], [(0, 0), (0, 1)], [(0, 0), (1, 0), (1, 1)]],
-    ids=["restart", "restart counted on one node", "two restarts"],
-)
+# A restart, one that is counted on one node, and two
+@pytest.mark.parametrize("attempts", [[(0, 0), (1, 1)], [(0, 0), (0, 1)], [(0, 0), (1, 0), (1, 1)]])
 def test_processes_meet_whatever_earlier_ones_left_in_the_store(attempts):
     """torchrun keeps its store over restarts, and counts those on the node alone whose process has failed."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     new = new_processes()
     for restarts in attempts:
         results = new.Queue()
-        children = [
-            new.Process(target=join, args=(rank, store.port, count, results), daemon=True)
-            for rank, count in enumerate(restarts)
-        ]
+        arguments = [(rank, store.port, count, results) for rank, count in enumerate(restarts)]
+        children = [new.Process(target=join, args=one, daemon=True) for one in arguments]
         try:
             for child in children:
                 child.start()

@@ -79,9 +79,9 @@ def test_field__is_read_or_refused(head, tmp_path, monkeypatch, read):
     assert set(FIELDS) - turned_down <= read
 
 
-@pytest.mark.parametrize(
-    ("changes", "fits", "idle"),
-    [
+def test_field__that_needs_another():
+    model = ready(ask("scenes:8")).engine.plain
+    for changes, fits, idle in (
         (dict(mixup=0.2), {"mixup_prob", "mixup_off_epoch"}, {"mixup_switch"}),
         (dict(mixup=0.2, cutmix=1.0), {"mixup_prob", "mixup_off_epoch", "mixup_switch"}, set()),
         (dict(schedule="step"), {"milestones"}, {"min_lr", "power"}),
@@ -93,15 +93,12 @@ def test_field__is_read_or_refused(head, tmp_path, monkeypatch, read):
         (dict(distill="soft", teacher="test_vit"), {"alpha", "temperature"}, set()),
         (dict(auto_augment="rand-m9"), set(), {"color_jitter"}),
         (dict(auto_augment="3a"), {"color_jitter"}, set()),
-    ],
-)
-def test_field__that_needs_another(changes, fits, idle):
-    request = ask("scenes:8", changes=changes)
-    model = ready(ask("scenes:8")).engine.plain
-    assert {name for name in fits | idle if refused(request, name, model)} == idle
+    ):
+        request = ask("scenes:8", changes=changes)
+        assert {name for name in fits | idle if refused(request, name, model)} == idle
 
 
-def test_fields__of_the_model_and_of_presets():
+def test_field_or_option__of_the_model_of_presets_and_what_would_be_ignored():
     for name in names():
         settings_of(Request(recipe=name), None)  # never refused
     ready(ask("scenes:8", pool="map", pool_args=SMALL_POOL, changes=dict(intra=0.5, inter=-0.5)))
@@ -111,11 +108,7 @@ def test_fields__of_the_model_and_of_presets():
     wrong = ask("scenes:8", pool="gap", changes=dict(drop_rate=0.1))
     said = "drop_rate=0.1 is for classifiers with dropout; --pool gap has none; leave it out"
     assert refusal(lambda: ready(wrong)) == said
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+    for options, words in (
         (dict(init="x", changes=dict(pretrained=True)), "--init x and pretrained=true are two beginnings"),
         (dict(changes=dict(drop_path=0.1), model_args=dict(drop_path_rate=0.2)), "are the same; give one"),
         (dict(pool="gap", pool_args=dict(groups=4)), "--pool-args groups is for the pool map"),
@@ -126,13 +119,8 @@ def test_fields__of_the_model_and_of_presets():
         (dict(head="fcos"), "--head is for dense tasks; this is --task classify"),
         (dict(task="detect", recipe=None, root="x"), "--root is for --task classify; this is --task detect"),
         (dict(task="detect", recipe=None, download=True), "--download is for --task classify; this is --task detect"),
-    ],
-)
-def test_option__that_would_be_ignored(options, words):
-    assert words in refusal(lambda: settings_of(ask("scenes:8", **options), None))
-
-
-def test_option__that_the_data_would_ignore():
+    ):
+        assert words in refusal(lambda options=options: settings_of(ask("scenes:8", **options), None))
     for option in (dict(root="x"), dict(download=True), dict(split=0.2)):
         assert refusal(lambda option=option: ready(ask("scenes:8", **option)))
     assert {TASKS[head] for head in SMALL_HEADS} == {"detect", "instances", "segment", "keypoints"}

@@ -27,30 +27,18 @@ ENTRIES = {name: recipes.find(name) for name in recipes.names()}
 RAW = yaml.safe_load((files("broadsight.training") / "recipes.yaml").read_text())
 
 
-# ---- fields and their types
+READ = dict(epochs={"10": 10}, lr={"1e-3": 0.001, ".5": 0.5, "2": 2.0}, fit_batch={"true": True, "False": False})
+READ |= dict(clip_norm={"none": None, "null": None, "": None, "1": 1.0}, image_size={"None": None}, loss={"bce": "bce"})
+READ |= dict(scale=dict.fromkeys(("0.5,1", "0.5, 1", "[0.5, 1.0]"), (0.5, 1.0)), inter={"-0.5": -0.5})
+READ |= dict(betas={"0.9,0.95": (0.9, 0.95), "none": None}, optimizer={"sgd": "sgd"}, distill={"none": "none"})
+READ |= dict(auto_augment={"rand-m9": "rand-m9", "none": None})
 
 
-READ = {
-    "epochs": {"10": 10},
-    "lr": {"1e-3": 0.001, ".5": 0.5, "2": 2.0},
-    "clip_norm": {"none": None, "null": None, "": None, "1": 1.0},
-    "image_size": {"None": None},
-    "fit_batch": {"true": True, "False": False},
-    "scale": {"0.5,1": (0.5, 1.0), "0.5, 1": (0.5, 1.0), "[0.5, 1.0]": (0.5, 1.0)},
-    "betas": {"0.9,0.95": (0.9, 0.95), "none": None},
-    "auto_augment": {"rand-m9-mstd0.5-inc1": "rand-m9-mstd0.5-inc1", "none": None},
-    "optimizer": {"sgd": "sgd"},
-    "distill": {"none": "none"},
-    "inter": {"-0.5": -0.5},
-    "loss": {"bce": "bce"},
-}
-
-
-@pytest.mark.parametrize("name", READ)
-def test_change__reads_text_as_its_field(name):
-    for text, value in READ[name].items():
-        found = getattr(Recipe(warmup_epochs=0).change({name: text}), name)
-        assert found == value and type(found) is type(value)
+def test_change__reads_text_as_its_field():
+    for name, values in READ.items():
+        for text, value in values.items():
+            found = getattr(Recipe(warmup_epochs=0).change({name: text}), name)
+            assert found == value and type(found) is type(value), (name, text)
 
 
 REFUSED = {
@@ -81,7 +69,7 @@ OF_EACH_OTHER = {
 }
 
 
-def test_change__refuses():
+def test_change__refuses_or_takes_several():
     for expected, texts in REFUSED.items():
         for text in texts.split():
             (name,) = given = assignments([text])
@@ -91,9 +79,6 @@ def test_change__refuses():
         refused(f"^unknown recipe field '{name}'; did you mean '{meant}'[?]", Recipe().change, {name: "3"})
     for text, message in OF_EACH_OTHER.items():
         refused(f"^{message}", Recipe().change, assignments([text]))
-
-
-def test_change__several_and_what_a_run_stores():
     recipe = Recipe()
     refused("unknown recipe field 'bananas'", recipe.change, assignments(["lr=1", "bananas=3"]))
     changed = recipe.change(assignments(["lr=1", "epochs=400", "warmup_epochs=350"]))  # valid together alone
@@ -107,15 +92,9 @@ def test_change__several_and_what_a_run_stores():
     refused(words, long.change, {"epochs": "2", "warmup_epochs": "3"})
 
 
-def test_recipe__docs_say_what_every_field_is():
+def test_names_and_what_the_docs_say_of_every_field():
     table = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text("utf-8").partition("## The fields")[2]
     assert {setting.name for setting in fields(Recipe)} <= set(re.findall(r"`(\w+)`", table))
-
-
-# ---- the file
-
-
-def test_names():
     assert recipes.names() == list(RAW) and len(RAW) >= 117
     refused("unknown recipe 'stvit-smal'; did you mean 'stvit-small'", recipes.find, "stvit-smal")
     teachers = {entry.recipe.teacher for entry in ENTRIES.values()} - {None}
@@ -152,22 +131,11 @@ def test_entry__is_complete(name):
 # ---- published figures
 
 # Rows of the MAP paper's tables: backbone and pool, by the recipes that are about them.
-MAP_ROWS = {
-    "map-mobilenetv1-release": ("mobilenetv1_100", "map"),
-    "gap-resnet50-paper": ("resnet50", "gap"),
-    "cap-resnet50-paper": ("resnet50", "cap"),
-    "map-resnet50-paper": ("resnet50", "map"),
-    "cap-deit-small-paper": ("deit_small", "cap"),
-    "map-deit-small-paper": ("deit_small", "map"),
-    "cap-pit-s-paper": ("pit_s", "cap"),
-    "map-pit-s-paper": ("pit_s", "map"),
-    "cap-resmlp-24-paper": ("resmlp_24", "cap"),
-    "map-resmlp-24-paper": ("resmlp_24", "map"),
-    "map-convnext-tiny-paper": ("convnext_tiny", "map"),
-    "map-convnext-small-paper": ("convnext_small", "map"),
-    "map-maxvit-tiny-release": ("maxvit_tiny", "map"),
-    "map-maxvit-small": ("maxvit_small", "map"),
-}
+BOTH = ("resnet50", "deit-small", "pit-s", "resmlp-24")
+MAP_ROWS = {f"{pool}-{name}-paper": (name.replace("-", "_"), pool) for name in BOTH for pool in ("cap", "map")}
+MAP_ROWS |= {f"map-convnext-{size}-paper": (f"convnext_{size}", "map") for size in ("tiny", "small")}
+MAP_ROWS |= {"map-maxvit-tiny-release": ("maxvit_tiny", "map"), "map-maxvit-small": ("maxvit_small", "map")}
+MAP_ROWS |= {"map-mobilenetv1-release": ("mobilenetv1_100", "map"), "gap-resnet50-paper": ("resnet50", "gap")}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +160,7 @@ def test_published__models_of_one_table(tables, family):
         assert {key: ENTRIES[name].published[key] for key in printed} == printed
 
 
-def test_published__multi_token_pooling(tables):
+def test_published__rows_of_other_tables(tables):
     rows = {(row["backbone"], row["pool"].split(" ")[0]): row for row in tables["map"]["models"]}
     for name, row in MAP_ROWS.items():
         assert top1(name) == rows[row]["top1"], name
@@ -204,9 +172,6 @@ def test_published__multi_token_pooling(tables):
     for row in tables["map"]["scaled_resnet_d"]:
         name = row["model"].replace("_", "-")
         assert (top1(name), top1(f"{name}-320", "top1_320")) == (row["top1_224"], row["top1_320"])
-
-
-def test_published__context_broadcasting_and_drop_path_of_stvit(tables):
     for row in tables["context_broadcast"]["models"]:
         model, kind = row["model"].split(" + ")
         assert top1(f"{model}_{kind}".replace("_", "-")) == row["top1"]
@@ -215,12 +180,7 @@ def test_published__context_broadcasting_and_drop_path_of_stvit(tables):
 
 
 # Names of the papers' tables for what is one of timm's models with our neck here; None: timm does not have it.
-UNDER_NECK = {
-    "map_resnet50": "resnet50",
-    "map_convnext_tiny": "convnext_tiny",
-    "map_convnext_small": "convnext_small",
-    "map_pvt_small": None,
-}
+UNDER_NECK = {f"map_{name}": name for name in ("resnet50", "convnext_tiny", "convnext_small")} | {"map_pvt_small": None}
 
 
 @pytest.mark.parametrize("family", ["emsnet", "mat", "partialformer", "map"])
@@ -328,9 +288,6 @@ def test_dense_recipes__are_as_the_papers_print_them():
     sides = [factor * (many.image_size or 0) for factor in many.resize]
     assert (many.epochs, many.drop_path, sides) == (36, 0.1, [480.0, 800.0])
     assert ENTRIES["stvit-base-mask-rcnn-3x"].recipe.drop_path == 0.3
-
-
-# ---- every recipe trains
 
 
 @pytest.fixture(scope="module")

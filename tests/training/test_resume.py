@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from broadsight.cli.main import main
 from broadsight.data.seeds import SCHEME
 from broadsight.training import checkpoints as state
+from broadsight.training import recipes
 from broadsight.training.engine import Engine, Failed, Interrupted
 from broadsight.training.lock import LOCK
 from broadsight.training.objectives.classification import Classification
@@ -28,19 +29,8 @@ from broadsight.training.run_folder import RunFolder
 from broadsight.weights import writing
 from tests.refusals import refused
 
-from .runs import (
-    Moments,
-    again,
-    command,
-    everything_in,
-    fitting,
-    kill,
-    left_by,
-    new_processes,
-    resuming,
-    small,
-    wait_for,
-)
+from . import runs
+from .runs import Moments, again, command, everything_in, kill, left_by, resuming, small, wait_for
 from .test_checkpoints import FILES
 from .test_damage import MUTATIONS
 
@@ -182,40 +172,36 @@ def test_other_workers__same_result(kind, images, whole, tmp_path):
     assert left_by(tmp_path / "left") == left_by(whole(kind))
 
 
-def test_resume_keeps_the_batch_that_was_asked_for(images, tmp_path):
+def test_resume_keeps_the_batch_that_was_asked_for_and_the_threads(images, whole, tmp_path, monkeypatch):
     """The default recipe fits its batch to the data; 8 were asked for, and the folder says so."""
-    kill(fitting(small(images, tmp_path / "run")), tmp_path / "left", Classification, "step", 5)
-    train(fitting(small(images, tmp_path / "whole")))
+    assert recipes.find("quick").recipe.fit_batch
+    fields = {name: value for name, value in runs.QUICK.items() if name != "fit_batch"}
+    kill(replace(small(images, tmp_path / "run"), set=fields), tmp_path / "left", Classification, "step", 5)
+    train(replace(small(images, tmp_path / "whole"), set=fields))
     resume(tmp_path / "left")
     assert left_by(tmp_path / "left") == left_by(tmp_path / "whole")
-
-
-def test_resume_keeps_the_threads(whole, tmp_path, monkeypatch):
-    """Other threads add in another order, and the command that a stopped run names has none."""
+    # Other threads add in another order, and the command that a stopped run names has none
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    shutil.copytree(whole("plain"), tmp_path / "run")
-    train(Request(out=str(tmp_path / "run"), workers=0, resume=True))
+    shutil.copytree(whole("plain"), tmp_path / "plain")
+    train(Request(out=str(tmp_path / "plain"), workers=0, resume=True))
     assert torch.get_num_threads() == 1
 
 
-def test_same_command_again__continues(images, whole, tmp_path):
+def test_same_command_again_or_weights_to_begin_from_are_gone__continues(images, whole, tmp_path):
     """Learning from a teacher adds a token to the pooling's own arguments, and JSON writes tuples as lists."""
     kind = MAP | dict(model_args=dict(layers=(1, 1, 1, 1)))
     kind["pool_args"] = dict(groups=2, dim=16, pool_options=dict(heads=2, gram=False))
     kind["changes"] = dict(distill="hard", teacher=str(whole("map")))
     kill(small(images, tmp_path / "run", **kind), tmp_path / "left", Classification, "step", 5)
     assert train(replace(small(images, tmp_path / "left", **kind), resume=True)).progress.finished
-
-
-def test_weights_to_begin_from_are_gone__continues(images, whole, tmp_path):
     weights = shutil.copy(whole("plain") / "model.safetensors", tmp_path / "weights.safetensors")
-    kill(small(images, tmp_path / "run", init=str(weights)), tmp_path / "left", Classification, "step", 5)
+    kill(small(images, tmp_path / "begun", init=str(weights)), tmp_path / "gone", Classification, "step", 5)
     os.remove(weights)
-    assert resume(tmp_path / "left").progress.finished
+    assert resume(tmp_path / "gone").progress.finished
 
 
-def test_finished__nothing_happens(images, whole, tmp_path, capsys):
+def test_finished__nothing_happens_and_no_checkpoint__from_the_beginning(images, whole, tmp_path, capsys):
     folder = shutil.copytree(whole("plain"), tmp_path / "run")
     asked = resuming(folder)
     before = everything_in(folder)
@@ -227,10 +213,6 @@ def test_finished__nothing_happens(images, whole, tmp_path, capsys):
     assert main(asked) == 0
     assert everything_in(folder) == before
     assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
-
-
-def test_no_checkpoint__from_the_beginning(images, whole, tmp_path, capsys):
-    folder = shutil.copytree(whole("plain"), tmp_path / "run")
     for name in ("last", "previous"):  # what the message of a damaged checkpoint says
         shutil.rmtree(folder / name)
     resume(folder)
@@ -265,9 +247,6 @@ def test_nothing_to_resume(tmp_path, capsys):
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-# --- What is refused --------------------------------------------------------------------------------------------------
-
-
 OLD = Path(__file__).parents[1] / "runs" / "first_version"
 
 
@@ -285,19 +264,11 @@ def test_other_seeds__refused_and_untouched(old, whole, tmp_path, capsys):
     refuses_untouched(folder, capsys, f"the run in {folder} was begun by a version that drew other random numbers")
 
 
-OTHERS = [
-    (dict(model="test_resnet"), "model=test_vit, not model=test_resnet"),
-    (dict(model_args=dict(in_chans=1)), "model_args"),
-    (dict(pool="gap"), "pool=None, not pool=gap"),
-    (dict(broadcast="cb"), "broadcast=None, not broadcast=cb"),
-    (dict(recipe="finetune"), "recipe=quick, not recipe=finetune"),
-    (dict(seed=1), "seed=0, not seed=1"),
-    (dict(log_every=3), "log_every=2, not log_every=3"),
-    (dict(data="scenes:64"), "not data=scenes:64"),
-    (dict(set=dict(epochs=3)), "epochs=2, not 3"),
-    (dict(set=dict(lr="0.5")), "lr=0.001, not 0.5"),
-    (dict(init="elsewhere"), "init=None, not init=elsewhere"),
-]
+OTHERS = [("model", "test_vit", "test_resnet"), ("pool", None, "gap"), ("broadcast", None, "cb"), ("seed", 0, 1)]
+OTHERS += [("recipe", "quick", "finetune"), ("log_every", 2, 3), ("init", None, "elsewhere")]
+OTHERS = [({name: other}, f"{name}={here}, not {name}={other}") for name, here, other in OTHERS]
+OTHERS += [(dict(model_args=dict(in_chans=1)), "model_args"), (dict(data="scenes:64"), "not data=scenes:64")]
+OTHERS += [(dict(set=dict(epochs=3)), "epochs=2, not 3"), (dict(set=dict(lr="0.5")), "lr=0.001, not 0.5")]
 
 
 def test_another_run__refused_and_untouched(images, whole, capsys):
@@ -330,14 +301,11 @@ def overwrite(data, first, last=-1):
         file.write_bytes(files[last].read_bytes())
 
 
-CONTENT = r"have their names but not the content that the run in .* was begun with"
+NAMES, CONTENT = "the images are not those", r"have their names but not the content that the run in .* was begun with"
 CHANGED = {
     "a class": (lambda data: shutil.copytree(data / "train" / "a", data / "train" / "e"), "num_classes=4, not 5"),
-    "an image": (
-        lambda data: shutil.copy(data / "train/a/0.png", data / "train/a/new.png"),
-        "the images are not those",
-    ),
-    "fewer": (lambda data: (data / "train" / "a" / "0.png").unlink(), "the images are not those"),
+    "an image": (lambda data: shutil.copy(data / "train/a/0.png", data / "train/a/new.png"), NAMES),
+    "fewer": (lambda data: (data / "train" / "a" / "0.png").unlink(), NAMES),
     "replaced": (lambda data: overwrite(data, slice(None)), CONTENT),
     "one replaced": (lambda data: overwrite(data, slice(1)), CONTENT),
     "swapped": (swap, CONTENT),
@@ -394,9 +362,8 @@ def damaged(begun, folder, name, kind, *places):
 def test_damaged_checkpoints__one_line_and_untouched(name, kind, begun, tmp_path, capsys):
     """As test_checkpoints does it for all of them, through the command; of both checkpoints."""
     folder = damaged(begun, tmp_path / "run", name, kind, "last", "previous")
-    refuses_untouched(
-        folder, capsys, "is damaged", "remove the folders `last` and `previous` to train from the beginning"
-    )
+    advice = "remove the folders `last` and `previous` to train from the beginning"
+    refuses_untouched(folder, capsys, "is damaged", advice)
 
 
 @pytest.mark.parametrize(("name", "kind"), [DAMAGES[0], *DAMAGES[-3:-1]])
@@ -450,18 +417,12 @@ def test_foreign_folder_or_file__refused_and_untouched(images, tmp_path, capsys)
     assert file.read_text() == "mine"
 
 
-# --- Signals ----------------------------------------------------------------------------------------------------------
+STOPS = [(signal.SIGTERM, "step", 2, "update 2"), (signal.SIGINT, "step", 4, "epoch 2, update 4")]
+STOPS += [(signal.SIGINT, "step", 3, "epoch 1, update 3")]
+STOPS += [(signal.SIGTERM, "_readable", 4, "epoch 1, update 3")]  # the first batch of an evaluation
 
 
-@pytest.mark.parametrize(
-    ("number", "place", "call", "moment"),
-    [
-        (signal.SIGTERM, "step", 2, "update 2"),
-        (signal.SIGINT, "step", 4, "epoch 2, update 4"),
-        (signal.SIGINT, "step", 3, "epoch 1, update 3"),
-        (signal.SIGTERM, "_readable", 4, "epoch 1, update 3"),  # the first batch of an evaluation
-    ],
-)
+@pytest.mark.parametrize(("number", "place", "call", "moment"), STOPS)
 def test_asked_to_stop__saves_and_continues(number, place, call, moment, images, whole, tmp_path):
     folder = tmp_path / "my run"
     own, calls = getattr(Classification, place), []
@@ -478,8 +439,7 @@ def test_asked_to_stop__saves_and_continues(number, place, call, moment, images,
         train(small(images, folder, **KINDS["average"]))
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert stop.value.code == 128 + number
-    assert moment in str(stop.value)
-    assert "\n" not in str(stop.value)
+    assert moment in str(stop.value) and "\n" not in str(stop.value)
     resume(folder)
     assert left_by(folder) == left_by(whole("average"))
 
@@ -516,7 +476,7 @@ def commanded(argv, said):
 
 def started(argv, folder, said):
     """A process that trains, once it has written metrics."""
-    process = new_processes().Process(target=commanded, args=(argv, said))
+    process = runs.new_processes().Process(target=commanded, args=(argv, said))
     process.start()
     wait_for((folder / "metrics.jsonl").exists)
     return process

@@ -38,9 +38,6 @@ def config(run: Path) -> dict:
     return json.loads((run / "config.json").read_text())
 
 
-# ---- a run
-
-
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -50,7 +47,6 @@ def config(run: Path) -> dict:
         ("vit_tiny_patch16_224", dict(model_args=dict(depth=1, embed_dim=24, num_heads=3), changes=dict(eval_size=64))),
         ("vit_tiny_cb", dict(model_args=dict(depth=1, embed_dim=24, num_heads=3))),
     ],
-    ids=["pool", "broadcast", "eval_size", "fixed-eval_size", "cb"],
 )
 def test_train__run_answers_as_it_did(data, tmp_path, model, options):
     out = tmp_path / "run"
@@ -67,7 +63,6 @@ def test_train__run_answers_as_it_did(data, tmp_path, model, options):
 def test_train__every_kind_of_image(tmp_path):
     """Grey, palette, transparent, CMYK, 16 bits and turned photographs, and some that are broken."""
     rng = np.random.default_rng(0)
-
     colour = Image.fromarray(rng.integers(0, 255, (30, 50, 3), dtype=np.uint8))
     deep = Image.fromarray(rng.integers(0, 65535, (30, 50), dtype=np.uint16))
     exif = Image.Exif()
@@ -101,9 +96,6 @@ def test_train__every_kind_of_image(tmp_path):
     assert config(tmp_path / "three")["num_classes"] == 3
 
 
-# ---- numbers
-
-
 @pytest.mark.parametrize("pool", [None, "gap"])
 def test_accumulation__is_one_batch(data, pool):
     """Of a model whose images do not see each other."""
@@ -123,7 +115,7 @@ def test_accumulation__is_one_batch(data, pool):
     assert [len(work.next_batch().labels) for _ in range(work.accumulate)] == [2, 2, 2, 2]
 
 
-def test_precision__bf16_and_channels_last(data, tmp_path):
+def test_precision(data, tmp_path):
     prepared = ready(ask(data, changes=dict(precision="bf16")))
     kinds = []
     prepared.engine.plain.fc.register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
@@ -136,14 +128,12 @@ def test_precision__bf16_and_channels_last(data, tmp_path):
     prepared = ready(ask(data, changes=dict(channels_last=True)))
     assert prepared.engine.plain.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert updates(prepared, 1) == pytest.approx([single], rel=1e-4)
-
-
-def test_precision__fp16_needs_a_gpu_unless_a_recipe_asks_for_it(data, tmp_path):
-    request = ask(data, changes=dict(precision="fp16"), out=str(tmp_path / "run"))
+    # fp16 needs a GPU, unless a recipe asks for it
+    request = ask(data, changes=dict(precision="fp16"), out=str(tmp_path / "half"))
     assert refusal(lambda: train(request)) == "precision=fp16 needs a GPU; use precision=bf16 or fp32"
-    assert not (tmp_path / "run").exists()
-    train(ask(data, recipe="deit-300", out=str(tmp_path / "run")))
-    assert config(tmp_path / "run")["broadsight"]["recipe"]["precision"] == "fp32"
+    assert not (tmp_path / "half").exists()
+    train(ask(data, recipe="deit-300", out=str(tmp_path / "half")))
+    assert config(tmp_path / "half")["broadsight"]["recipe"]["precision"] == "fp32"
 
 
 @pytest.mark.slow
@@ -153,9 +143,6 @@ def test_compile(data, tmp_path):
     outcome = train(ask(data, changes=dict(compile=True), out=str(tmp_path / "run")))
     names = load_file(outcome.folder / "model.safetensors").keys()
     assert names == timm.create_model("test_resnet").state_dict().keys()
-
-
-# ---- images and sizes
 
 
 def test_grey(data, tmp_path):
@@ -169,27 +156,23 @@ def test_grey(data, tmp_path):
     assert losses[0] > 0
 
 
-@pytest.mark.parametrize(("side", "expected"), [(20, 64), (64, 64), (65, 96), (150, 160), (300, 224)])
-def test_size__chosen_by_the_images(tmp_path, side, expected):
-    fill(tmp_path, size=side, a=2, b=2)
-    recipe = ready(ask(tmp_path, changes=dict(image_size=None, batch_size=2))).engine.recipe
-    assert (recipe.image_size, recipe.eval_size) == (expected, expected)
-
-
-def test_size__of_scenes_of_vits_and_of_broken_images(tmp_path):
+def test_size__of_images_scenes_vits_and_broken_images(data, tmp_path):
+    for size in ("image_size", "eval_size"):  # the command with --resume added is the same run, whoever decides a size
+        request = ask(data, out=str(tmp_path / size), changes={size: None})
+        train(request)
+        assert train(replace(request, resume=True)).progress.finished
+    for side, expected in {20: 64, 64: 64, 65: 96, 150: 160, 300: 224}.items():
+        data = fill(tmp_path / f"{side}", size=side, a=2, b=2)
+        recipe = ready(ask(data, changes=dict(image_size=None, batch_size=2))).engine.recipe
+        assert (recipe.image_size, recipe.eval_size) == (expected, expected)
     recipe = ready(ask("scenes:8", changes=dict(image_size=None, batch_size=2))).engine.recipe
     assert recipe.image_size == 64
     model = ready(ask("scenes:8", model="test_vit", changes=dict(image_size=48, batch_size=2))).engine.plain
     assert model.pos_embed.shape[1] == 1 + 9
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        for number in range(3):
-            (tmp_path / name / f"{number}.png").write_text("x")
-    said = refusal(lambda: ready(ask(tmp_path, changes=dict(image_size=None, batch_size=2))))
+    for file in data.rglob("*.png"):
+        file.write_text("x")
+    said = refusal(lambda: ready(ask(data, changes=dict(image_size=None, batch_size=2))))
     assert said.startswith("none of ") and "can be read" in said
-
-
-# ---- the batch of a recipe that adapts
 
 
 def test_fit_batch(data, colours):
@@ -202,18 +185,7 @@ def test_fit_batch(data, colours):
     assert ready(replace(ask(colours), set=changes | dict(mixup=0.5))).engine.work.batch % 2 == 0
 
 
-@pytest.mark.parametrize("size", ["image_size", "eval_size"])
-def test_resume__with_the_same_request(data, tmp_path, size):
-    """The command with --resume added is the same run, also where it leaves a size to the data."""
-    request = ask(data, out=str(tmp_path / "run"), changes={size: None})
-    train(request)
-    assert train(replace(request, resume=True)).progress.finished
-
-
-# ---- weights to begin from
-
-
-def test_init__from_a_run_or_a_file(data, tmp_path):
+def test_init__from_a_run_or_a_file(data, colours, tmp_path):
     folder, model = leave_run(tmp_path / "earlier")
     torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pth")
     for source in (folder, folder / "model.safetensors", tmp_path / "weights.pth"):
@@ -222,24 +194,22 @@ def test_init__from_a_run_or_a_file(data, tmp_path):
     # It is fine-tuning without timm's weights
     recipe = ready(ask(data, init=str(folder), recipe=None)).engine.recipe
     assert recipe.layer_decay == 0.75 and recipe.pretrained is False
+    # Of other classes it keeps the backbone
+    for number, options in enumerate(({}, dict(pool="map", pool_args=SMALL_POOL), dict(pool="gap"))):
+        earlier = ready(ask(data, out=str(tmp_path / f"{number}"), **options))
+        earlier.engine.folder.create(earlier.description)
+        earlier.engine.folder.keep_best(earlier.engine.plain)
+        before = earlier.engine.plain.state_dict()
+        found = ready(ask(colours, init=str(tmp_path / f"{number}"), **options)).engine.plain.state_dict()
+        assert found.keys() == before.keys()
+        others = {name for name in found if found[name].shape != before[name].shape}
+        ends = earlier.engine.plain.pretrained_cfg["classifier"]
+        ends = (ends,) if isinstance(ends, str) else tuple(ends)
+        assert others and all(name.startswith(ends) for name in others)
+        assert all(torch.equal(found[name], before[name]) for name in found.keys() - others)
 
 
-@pytest.mark.parametrize("options", [{}, dict(pool="map", pool_args=SMALL_POOL), dict(pool="gap")])
-def test_init__of_other_classes_keeps_the_backbone(data, colours, tmp_path, options):
-    earlier = ready(ask(data, out=str(tmp_path / "earlier"), **options))
-    earlier.engine.folder.create(earlier.description)
-    earlier.engine.folder.keep_best(earlier.engine.plain)
-    before = earlier.engine.plain.state_dict()
-    found = ready(ask(colours, init=str(tmp_path / "earlier"), **options)).engine.plain.state_dict()
-    assert found.keys() == before.keys()
-    others = {name for name in found if found[name].shape != before[name].shape}
-    ends = earlier.engine.plain.pretrained_cfg["classifier"]
-    ends = (ends,) if isinstance(ends, str) else tuple(ends)
-    assert others and all(name.startswith(ends) for name in others)
-    assert all(torch.equal(found[name], before[name]) for name in found.keys() - others)
-
-
-def test_init__refused(data, tmp_path):
+def test_init__refused_as_are_weights_that_cannot_be_had(data, tmp_path, monkeypatch):
     folder, _ = leave_run(tmp_path / "vit", "test_vit")
     (tmp_path / "empty").mkdir()
     torch.save([1, 2], tmp_path / "list.pth")
@@ -255,15 +225,9 @@ def test_init__refused(data, tmp_path):
     place = ask(data, model=f"local-dir:{folder}", out=str(tmp_path / "run"))  # which no config.json can name
     assert "--init" in refusal(lambda: ready(place))
     assert files_in(tmp_path) == before
-
-
-def test_pretrained__without_model(data, monkeypatch):
     offline(monkeypatch)
     said = refusal(lambda: ready(ask(data, changes=dict(pretrained=True))), Exception)
     assert said.startswith("the pretrained weights of test_resnet cannot be had: ") and "\n" not in said
-
-
-# ---- poolings that cannot learn as they are
 
 
 def test_pool__light_is_refused_and_groups_get_distillation_tokens(data, tmp_path):
@@ -273,9 +237,6 @@ def test_pool__light_is_refused_and_groups_get_distillation_tokens(data, tmp_pat
     changes = dict(distill="hard", teacher=str(leave_run(tmp_path / "teacher")[0]))
     for pool, small in dict(ga=dict(groups=2, dim=24), cap=dict(heads=1)).items():
         assert updates(ready(ask(data, pool=pool, pool_args=small, changes=changes)), 1)
-
-
-# ---- where a run goes
 
 
 def test_out__is_numbered(data, tmp_path, monkeypatch):

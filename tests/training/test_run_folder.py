@@ -61,7 +61,7 @@ def two_epochs(images, tmp_path_factory):
     return folder
 
 
-def test_files_and_metrics(two_epochs):
+def test_files_metrics_and_config(two_epochs, runs, images):
     names = sorted(path.name for path in two_epochs.iterdir() if not path.name.startswith("."))
     assert names == ["config.json", "events", "last", "metrics.jsonl", "model.safetensors", "previous"]
     assert [path.name for path in (two_epochs / "last").iterdir()] == ["update-000000006-evaluated"]
@@ -75,9 +75,6 @@ def test_files_and_metrics(two_epochs):
     names = {"updates": {"loss", "lr"}, "epoch": figures}
     assert all(line.keys() == {"kind", "updates", "epoch"} | names[line["kind"]] for line in lines)
     assert lines[2]["train_loss"] == pytest.approx((2 * lines[0]["loss"] + lines[1]["loss"]) / 3)
-
-
-def test_config(runs, images):
     config = json.loads((runs("map") / "config.json").read_text())
     expected = dict(architecture="edited", num_classes=4, label_names=list("abcd"))
     expected["model_args"] = dict(backbone="test_resnet", pool="map", pool_args=POOL_ARGS)
@@ -179,9 +176,6 @@ def test_events__after_a_kill(call, minutes, images, two_epochs, tmp_path):
     assert shown == expected_events(two_epochs)
 
 
-# --- Images that cannot be read ------------------------------------------------------------------------------------
-
-
 def test_skipped(images, tmp_path, capsys):
     data = shutil.copytree(images, tmp_path / "data")
     (data / "train" / "a" / "1.png").write_bytes(b"no image")
@@ -195,7 +189,6 @@ def test_skipped(images, tmp_path, capsys):
     assert "2 images skipped" in capsys.readouterr().err
     top1 = [line["val_top1"] for line in lines_of(tmp_path / "run", "epoch")]
     assert all(value * 7 / 100 == pytest.approx(round(value * 7 / 100)) for value in top1)  # of seven that can be read
-
     request = small(data, tmp_path / "killed", checkpoint_minutes=0)
     kill(request, tmp_path / "left", Classification, "step", 3)
     train(replace(again(tmp_path / "left"), resume=True))
@@ -214,9 +207,6 @@ def test_skipped__strict(workers, images, tmp_path, capsys):
     assert not any("Traceback" in line for line in said)
 
 
-# --- The folder alone ------------------------------------------------------------------------------------------------
-
-
 LINES = [
     dict(kind="updates", updates=2, epoch=1, loss=2.0, lr=0.1),
     dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, val_loss=1.5, val_top1=50.0, train_top1=40.0),
@@ -225,7 +215,7 @@ LINES = [
 ]
 
 
-def test_curves__a_image(drawn, tmp_path):
+def test_curves__an_image_not_too_often(drawn, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.create({})
     for line in LINES:
@@ -237,10 +227,13 @@ def test_curves__a_image(drawn, tmp_path):
     assert not list(tmp_path.glob(".*"))
     run_folder.draw_curves(LINES[:1], tmp_path / "begun.png")  # no epoch yet
     Image.open(tmp_path / "begun.png").verify()
-
-
-def test_curves__not_too_often(tmp_path, monkeypatch):
-    calls, now = [], [1000.0]
+    # Of dense runs: no loss on the validation images, and what the task is after instead of accuracy
+    for goal in ("val_box_ap", "val_mask_ap", "val_keypoint_ap", "val_miou"):
+        figures = {goal: 12.0, "val_box_ap": 10.0, "val_box_ap50": 30.0}
+        epoch = dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, **figures)
+        run_folder.draw_curves([dict(kind="updates", updates=1, epoch=1, loss=3.0, lr=0.1), epoch], tmp_path / goal)
+        assert (tmp_path / goal).stat().st_size > 1000
+    calls, now = [], [folder._drawn + 1000.0]
     monkeypatch.setattr(run_folder, "draw_curves", lambda lines, path: calls.append(path))
     monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
     folder = RunFolder(tmp_path)
@@ -254,7 +247,7 @@ def test_curves__not_too_often(tmp_path, monkeypatch):
     assert len(calls) == 3
 
 
-def test_metrics__continued_after_so_many_bytes(tmp_path):
+def test_metrics__continued_after_so_many_bytes_by_the_first_process_alone(tmp_path):
     folder = RunFolder(tmp_path)
     folder.create({})
     folder.open_logs(0, 0)
@@ -274,9 +267,6 @@ def test_metrics__continued_after_so_many_bytes(tmp_path):
     folder.open_logs(10**6, 2)  # more than there is, after a power failure: nothing is made up
     folder.close()
     assert folder.metrics() == LINES[:3]
-
-
-def test_other_processes_write_nothing__and_a_damaged_config_is_refused(tmp_path):
     folder = RunFolder(tmp_path / "run", writing=False)
     folder.create({})
     folder.open_logs(0, 0)
@@ -310,16 +300,6 @@ def test_without_extras(drawn, tmp_path, monkeypatch):
     folder.draw()
     folder.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "last", "metrics.jsonl"]
-
-
-@pytest.mark.parametrize("goal", ["val_box_ap", "val_mask_ap", "val_keypoint_ap", "val_miou"])
-def test_draw_curves__of_dense_runs(goal, drawn, tmp_path):
-    """Without a loss on the validation images, and with what the task is after instead of accuracy."""
-    figures = {goal: 12.0, "val_box_ap": 10.0, "val_box_ap50": 30.0}
-    lines = [dict(kind="updates", updates=1, epoch=1, loss=3.0, lr=0.1)]
-    lines += [dict(kind="epoch", updates=2, epoch=1, train_loss=2.0, **figures)]
-    run_folder.draw_curves(lines, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 1000
 
 
 def test_quiet_tensorboard__leaves_other_threads_errors(monkeypatch):

@@ -14,7 +14,6 @@ from .runs import small
 POOL = dict(pool="map", pool_args=dict(groups=2, tokens=1, dim=24))
 CLASSIFIERS = {
     "--model-args num_classes=7; leave it out: the classes of DATA": dict(model_args=dict(num_classes=7)),
-    "--model-args num_classes=4;": dict(model_args=dict(num_classes=4)),
     "--model-args checkpoint_path=x; leave it out: --init": dict(model_args=dict(checkpoint_path="x")),
     "--model-args pretrained=True; leave it out: --pretrained": dict(model_args=dict(pretrained=True)),
     "--model-args features_only=True;": dict(model_args=dict(features_only=True)),
@@ -43,9 +42,8 @@ def test_classifier__refused_and_nothing_left(message, images, tmp_path):
     assert not (tmp_path / "run").exists() and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("place", "given", "reason"),
-    [
+def test_dense__refused_and_nothing_left(tmp_path):
+    for place, given, reason in (
         ("model_args", dict(num_classes=7), "the classes of DATA"),
         ("model_args", dict(in_chans=2), "images have 1 channel"),
         ("head_args", dict(num_classes=7), "the classes of DATA"),
@@ -53,12 +51,10 @@ def test_classifier__refused_and_nothing_left(message, images, tmp_path):
         ("head_args", dict(num_keypoints=3), "the keypoints of DATA"),
         ("head_args", dict(backbone="resnet18"), "--model, --head and --neck"),
         ("neck_args", dict(num_classes=7), "the classes of DATA"),
-    ],
-)
-def test_dense__refused_and_nothing_left(place, given, reason, tmp_path):
-    for head in ("retinanet", "mask_rcnn", "semantic_fpn", "simple_baseline"):
-        with pytest.raises(ValueError, match=f"^--{place.replace('_', '-')} {next(iter(given))}=.*{reason}"):
-            train(ask_dense(head, tmp_path / "run", neck="map", **{place: given}))
+    ):
+        for head in ("retinanet", "mask_rcnn", "semantic_fpn", "simple_baseline"):
+            with pytest.raises(ValueError, match=f"^--{place.replace('_', '-')} {next(iter(given))}=.*{reason}"):
+                train(ask_dense(head, tmp_path / "run", neck="map", **{place: given}))
     assert not (tmp_path / "run").exists()
 
 

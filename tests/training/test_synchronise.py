@@ -157,13 +157,6 @@ def check(whole: dict[str, Any], parts: list[dict[str, Any]], **tolerance: float
         torch.testing.assert_close(part["state"], whole["state"], **tolerance)
 
 
-@pytest.mark.parametrize("name", NORMS)
-def test_norm_of_two_processes_is_that_of_the_whole_batch(name, ranks):
-    model, batches, weight, _ = norm_case(name)
-    tolerance = dict(rtol=1e-8, atol=1e-8) if name == "large mean" else EXACT
-    check(learn(model, batches, weight), found_by(ranks, name), **tolerance)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_model_on_two_processes_is_that_on_the_whole_batch(name, ranks):
     model, batches, weight, _ = model_case(name)
@@ -181,10 +174,11 @@ def test_processes_that_do_not_share_have_other_results__and_mixed_precision_kee
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_norm_of_one_process_is_torch_s(name):
-    # Whoever has sync_bn in a recipe and one process gets what they would have got without.
+def test_norm_of_two_processes_is_that_of_the_whole_batch_and_of_one_torch_s(name, ranks):
+    """Whoever has sync_bn in a recipe and one process gets what they would have got without."""
     model, batches, weight, _ = norm_case(name)
     expected = learn(model, batches, weight)
+    check(expected, found_by(ranks, name), **(dict(rtol=1e-8, atol=1e-8) if name == "large mean" else EXACT))
     model, batches, weight, _ = norm_case(name)
     check(expected, [learn(synchronise(model), batches, weight)], **EXACT)
 
@@ -215,10 +209,7 @@ def test_what_is_replaced_and_what_stays():
     shared = SharedBatchNorm(nn.BatchNorm2d(3).eval().requires_grad_(False))
     assert not shared.training and not any(parameter.requires_grad for parameter in shared.parameters())
     assert not isinstance(shared, nn.SyncBatchNorm)
-
-
-def test_folded_products_know_the_shared_norm():
-    """GramTokens and MergeMaps compute with them in evaluation instead of calling the norm."""
+    # Folded products compute with them in evaluation instead of calling the norm
     norm, weight = nn.BatchNorm1d(4).eval(), torch.randn(4, 3)
     nn.init.uniform_(norm.running_mean)
     found, expected = (inference_form(weight, one) for one in (SharedBatchNorm(norm), norm))

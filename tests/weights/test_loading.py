@@ -21,34 +21,23 @@ def file(tmp_path):
     return tmp_path / "five.safetensors", model.state_dict()
 
 
-def test_other_classes__the_classifier_stays(file):
+def test_other_classes_or_a_swapped_pool__the_backbone_takes_its_own_weights_not_those_of_another(file):
     path, weights = file
     model = timm.create_model("test_resnet", num_classes=3)
     before = model.fc.weight.clone()
     load_given(model, path, other_classes=True)
     assert torch.equal(model.fc.weight, before)
-    assert_close(
-        {k: v for k, v in model.state_dict().items() if "fc" not in k},
-        {k: v for k, v in weights.items() if "fc" not in k},
-    )
+    kept, expected = ({k: v for k, v in one.items() if "fc" not in k} for one in (model.state_dict(), weights))
+    assert_close(kept, expected)
     assert "holds weights of another model" in refusal(lambda: load_given(model, path))
-
-
-@pytest.mark.parametrize("pool", ["map", "gap"])
-def test_swapped_pool__the_backbone_takes_its_own_weights(file, pool):
-    path, weights = file
-    options = SMALL_POOL if pool == "map" else {}
-    model = swap_pool("test_resnet", pool, num_classes=3, **options)
-    pooling = {name: value.clone() for name, value in model.head.state_dict().items()}
-    load_given(model, path, other_classes=True)
-    for name, value in model.backbone.state_dict().items():
-        assert torch.equal(value, weights[name]), name
-    assert_close(model.head.state_dict(), pooling)
-    assert "holds weights of another model" in refusal(lambda: load_given(model, path))
-
-
-def test_swapped_pool__another_backbone_is_refused(file):
-    model = swap_pool("test_resnet", "gap", num_classes=3)
+    for pool, options in dict(map=SMALL_POOL, gap={}).items():
+        model = swap_pool("test_resnet", pool, num_classes=3, **options)
+        pooling = {name: value.clone() for name, value in model.head.state_dict().items()}
+        load_given(model, path, other_classes=True)
+        for name, value in model.backbone.state_dict().items():
+            assert torch.equal(value, weights[name]), name
+        assert_close(model.head.state_dict(), pooling)
+        assert "holds weights of another model" in refusal(lambda model=model: load_given(model, path))
     write_weights(timm.create_model("test_vit"), file[0].with_name("vit.safetensors"))
     said = refusal(lambda: load_given(model, file[0].with_name("vit.safetensors"), other_classes=True))
     assert "holds weights of another model" in said

@@ -40,7 +40,7 @@ def released(model):
     return OrderedDict((f"_part{row}.{key.rpartition('.')[2]}", value) for row, (key, value) in enumerate(names))
 
 
-def test_load_packaged__by_order(model, package):
+def test_load_packaged__by_order_with_other_classes_and_grey(model, package):
     package(released(model))
     ours = load_packaged(NAME).eval()
     loaded = ours.state_dict()
@@ -50,18 +50,13 @@ def test_load_packaged__by_order(model, package):
     config = ours.pretrained_cfg
     assert config["mean"] == (127 / 255,) * 3 and config["std"] == (128 / 255,) * 3
     assert "state_dict" not in config and config["input_size"] == (3, 224, 224)
-
-
-def test_load_packaged__other_classes_and_grey(model, package):
-    package(released(model))
     ours = load_packaged(NAME, num_classes=3, in_chans=1).eval()
     assert ours.classifier.weight.shape == (3, 1280) and ours.num_classes == 3
     assert 0 < ours.classifier.weight.std() < 0.02 and not ours.classifier.bias.any()  # sure of nothing yet
     grey = torch.rand(2, 1, 40, 56)
     with torch.inference_mode():  # a grey image in three channels is the same to the whole model
-        torch.testing.assert_close(
-            ours.forward_features(grey), model.forward_features(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5
-        )
+        found, expected = ours.forward_features(grey), model.forward_features(grey.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_load_packaged__another_model(model, package):

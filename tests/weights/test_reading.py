@@ -48,7 +48,7 @@ def damaged(weights, name, kind):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", CHANGES)
-def test_given_weights__what_is_not_of_finite_real_numbers_is_refused_by_name(model, tmp_path, kind):
+def test_given_or_released__what_is_not_of_finite_real_numbers_is_refused_by_name(model, tmp_path, kind):
     own = {name: value.clone() for name, value in model.state_dict().items()}
     name = "layer1.0.conv1.weight"
     path = tmp_path / "given.pth"
@@ -61,16 +61,26 @@ def test_given_weights__what_is_not_of_finite_real_numbers_is_refused_by_name(mo
         said = refusal(load)
         assert name in said and str(path) in said and "expected" in said, said
     assert all(torch.equal(value, own[key]) for key, value in model.state_dict().items())
+    # A release is neither loaded nor converted
+    torch.manual_seed(0)
+    model = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=2)
+    released = {STViT.released_name(key): value for key, value in model.state_dict().items()}
+    name = next(name for name, value in released.items() if value.ndim == 4 and value.numel() > 9)
+    weights = damaged(released, name, kind)
+    torch.save({"model": weights}, tmp_path / "x.pth")
+    cast = kind == "infinite once cast"  # in the model, so by its name
+    for source in (tmp_path / "x.pth", weights):
+        refused("not finite" if cast else name, load_release, model, source, error=RuntimeError)
+    if not cast:
+        refused(name, convert_release, tmp_path / "x.pth", tmp_path / "x.safetensors", error=RuntimeError)
+        assert not (tmp_path / "x.safetensors").exists()
 
 
-def test_safetensors__the_same(model, tmp_path):
-    path = tmp_path / "given.safetensors"
+def test_safetensors__the_same_and_integers_and_masks_where_the_model_has_them(model, tmp_path):
+    path, given = tmp_path / "given.safetensors", model
     for kind in ("complex", "integer", "boolean", "not a number", "infinite once cast"):
-        save_file(damaged(model.state_dict(), "fc.bias", kind), path)
-        assert "'fc.bias'" in refusal(lambda: load_given(model, path))
-
-
-def test_integers_and_masks__where_the_model_has_them(tmp_path):
+        save_file(damaged(given.state_dict(), "fc.bias", kind), path)
+        assert "'fc.bias'" in refusal(lambda: load_given(given, path))
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(2), torch.nn.Identity())
     model.pretrained_cfg = {}
     model[1].register_buffer("mask", torch.tensor([0.0, -torch.inf]))
@@ -87,23 +97,6 @@ def test_integers_and_masks__where_the_model_has_them(tmp_path):
     assert "'1.index'" in refusal(lambda: load(index=torch.tensor([1.0, 2.0])))
     assert "too large" in refusal(lambda: load(index=torch.tensor([1, 70000])))
     assert "'1.index'" in refusal(lambda: load(index=torch.tensor([True, False])))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", CHANGES)
-def test_release__neither_loaded_nor_converted(tmp_path, kind):
-    torch.manual_seed(0)
-    model = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=2)
-    released = {STViT.released_name(key): value for key, value in model.state_dict().items()}
-    name = next(name for name, value in released.items() if value.ndim == 4 and value.numel() > 9)
-    weights = damaged(released, name, kind)
-    torch.save({"model": weights}, tmp_path / "x.pth")
-    cast = kind == "infinite once cast"  # in the model, so by its name
-    for source in (tmp_path / "x.pth", weights):
-        refused("not finite" if cast else name, load_release, model, source, error=RuntimeError)
-    if not cast:
-        refused(name, convert_release, tmp_path / "x.pth", tmp_path / "x.safetensors", error=RuntimeError)
-        assert not (tmp_path / "x.safetensors").exists()
 
 
 def test_convert__writes_no_more_than_the_file_holds(tmp_path):
@@ -125,14 +118,11 @@ def test_convert__writes_no_more_than_the_file_holds(tmp_path):
     assert convert_release(source, target).stat().st_size < 1000
 
 
-def test_packaged_weights__are_looked_at_too(tmp_path, monkeypatch):
+def test_packaged_weights_and_names__are_looked_at_too(model, tmp_path, monkeypatch):
     own = timm.create_model("tf_efficientnet_lite0").state_dict()
     torch.save({**own, "bn1.running_var": own["bn1.running_var"].clone().fill_(torch.nan)}, tmp_path / "x.pth")
     monkeypatch.setattr("broadsight.weights.packaged._file", lambda name: tmp_path / "x.pth")
     refused(r"'bn1.running_var' in .*not finite", packaged_weights, "tf_efficientnet_lite0", error=RuntimeError)
-
-
-def test_names__are_text(model, tmp_path):
     for content in ({1: torch.zeros(2)}, [torch.zeros(2)], {"a": 1}, {"state_dict": {None: 1}}):
         torch.save(content, tmp_path / "x.pth")
         assert "expected tensors by name" in refusal(lambda: load_given(model, tmp_path / "x.pth"))

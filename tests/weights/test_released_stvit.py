@@ -90,16 +90,13 @@ def changes(missing: list[str], unexpected: list[str], misshapen: dict[str, list
     return found + [(name, shape, str(shape)) for name, shapes in misshapen.items() for shape in shapes]
 
 
-def test_released_name__is_unique_and_translates_every_tensor(released):
+def test_load__dict_whose_names_translate_every_tensor(released):
     model = small(seed=1)
     constants = [name for name in released if name.endswith("fold.weights")]
     assert len(constants) == 2 * 3  # three blocks have cells
     assert len(released) == len(model.state_dict()) + len(constants)
     ours = re.compile(r"^(stem|stages)\.|\.(cpe|ls\d|downsample\.(conv|norm))\.")
     assert [name for name in released if ours.search(name)] == []
-
-
-def test_load__dict(released):
     before = deepcopy(released)
     assert_loaded(released)
     model, images = broadsight.load_release(small(seed=2), released), torch.randn(1, 3, 64, 64)
@@ -131,26 +128,13 @@ def timm_checkpoint(released: Weights) -> dict:
     )
 
 
-def beside_others(place: str):
-    return lambda released: {place: released, "args": argparse.Namespace(lr=1e-3, data="imagenet"), "epoch": 299}
-
-
-CHECKPOINTS = {place: beside_others(place) for place in ("model", "state_dict", "state_dict_ema")} | {
-    "weights alone": lambda released: released,
-    "several": lambda released: (
-        dict.fromkeys(("state_dict_ema", "model"), as_released(small(3))) | {"state_dict": released}
-    ),
-    "as timm saves it": timm_checkpoint,
-}
-
-
-@pytest.mark.parametrize("content", CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_load__torch_file(released, tmp_path, content):
-    torch.save(content(released), tmp_path / "stvit.pth.tar")
-    assert_loaded(tmp_path / "stvit.pth.tar")
-
-
-def test_load__safetensors_file_and_names_with_the_prefix_of_distributed_training(released, tmp_path):
+def test_load__torch_or_safetensors_file_and_names_of_distributed_training(released, tmp_path):
+    beside = dict(args=argparse.Namespace(lr=1e-3, data="imagenet"), epoch=299)
+    saved = [{place: released} | beside for place in ("model", "state_dict", "state_dict_ema")]
+    saved += [released, dict.fromkeys(("state_dict_ema", "model"), as_released(small(3))) | {"state_dict": released}]
+    for content in (*saved, timm_checkpoint(released)):
+        torch.save(content, tmp_path / "stvit.pth.tar")
+        assert_loaded(tmp_path / "stvit.pth.tar")
     save_file(released, tmp_path / "stvit.safetensors")
     assert_loaded(tmp_path / "stvit.safetensors")
     assert_loaded(str(tmp_path / "stvit.safetensors"))
@@ -176,12 +160,10 @@ def test_read__numbers_of_numpy_of_other_versions_and_machines(tmp_path):
         assert checkpoint._number(kind, np.array(0.75, f"{order}f8").tobytes()) == 0.75
 
 
-@pytest.mark.parametrize(
-    "value", [np.zeros(2), np.array([{}]), np.datetime64("2025-01-01"), np.str_("x"), np.void(b"x")]
-)
-def test_refuse__what_else_numpy_stores(released, tmp_path, value):
-    torch.save(dict(model=released, extra=value), tmp_path / "numpy.pth")
-    assert_refused(tmp_path / "numpy.pth", RuntimeError, "numpy.pth", "numpy")
+def test_refuse__what_else_numpy_stores(released, tmp_path):
+    for value in (np.zeros(2), np.array([{}]), np.datetime64("2025-01-01"), np.str_("x"), np.void(b"x")):
+        torch.save(dict(model=released, extra=value), tmp_path / "numpy.pth")
+        assert_refused(tmp_path / "numpy.pth", RuntimeError, "numpy.pth", "numpy")
 
 
 def test_load__bare_attention():
@@ -189,10 +171,8 @@ def test_load__bare_attention():
         torch.manual_seed(seed)
         return randomize(SuperTokenAttention(16, 4, 2))
 
-    source = {
-        f"stoken_refine.{key}": value[:, :, None, None] if value.ndim == 2 else value
-        for key, value in build(1).state_dict().items()
-    }
+    state = {f"stoken_refine.{key}": value for key, value in build(1).state_dict().items()}
+    source = {name: value[:, :, None, None] if value.ndim == 2 else value for name, value in state.items()}
     source |= {f"{fold}.weights": torch.eye(9).view(9, 1, 3, 3) for fold in ("fold", "unfold")}
     assert_same(broadsight.load_release(build(2), source).state_dict(), build(1).state_dict())
 
@@ -218,18 +198,11 @@ def test_refuse__missing_unexpected_and_misshapen(released, name, shape, words):
     assert_refused(changed(released, name, shape), RuntimeError, f"'{name}'", words, unless_shape)
 
 
-NEIGHBOURS = torch.eye(9).view(9, 1, 3, 3)
-
-
-@pytest.mark.parametrize("fold", ["fold", "unfold"])
-def test_refuse__altered_constant(released, fold):
-    name = f"layers.1.blocks.1.attn.{fold}.weights"
-    assert name in released
-    for altered in (NEIGHBOURS.flip(0), torch.full((9, 1, 3, 3), 1 / 9), torch.eye(9), NEIGHBOURS[:3]):
-        assert_refused(released | {name: altered}, RuntimeError, f"'{name}'", "constant")
-
-
-def test_refuse__what_is_no_tensor_no_name_no_dictionary_or_no_file(released, tmp_path):
+def test_refuse__altered_constants_and_what_is_no_tensor_no_name_no_dictionary_or_no_file(released, tmp_path):
+    for name in (f"layers.1.blocks.1.attn.{fold}.weights" for fold in ("fold", "unfold")):
+        own = released[name]
+        for altered in (own.flip(0), torch.full((9, 1, 3, 3), 1 / 9), torch.eye(9), own[:3]):
+            assert_refused(released | {name: altered}, RuntimeError, f"'{name}'", "constant")
     for value in ([1.0, 2.0], "weights", None, 3):
         assert_refused(released | {"norm.weight": value}, RuntimeError, "'norm.weight'", type(value).__name__)
     assert_refused(released | {7: torch.zeros(1)}, RuntimeError, "7")
@@ -277,13 +250,10 @@ def test_refuse__code_in_the_file_never_runs(released, tmp_path):
     assert traces.exists()  # it would have
 
 
-@pytest.mark.parametrize("module", [nn.Linear(2, 2), MAT(8, (1, 1, 1, 1), (1, 2), hidden=8), nn.Sequential()])
-def test_refuse__other_modules(released, module):
-    words = f"^no released weights are known for {type(module).__name__}; .*STViT.*$"
-    refused(words, broadsight.load_release, module, released)
-
-
-def test_refuse__another_variant(released):
+def test_refuse__other_modules_and_another_variant(released):
+    for module in (nn.Linear(2, 2), MAT(8, (1, 1, 1, 1), (1, 2), hidden=8), nn.Sequential()):
+        words = f"^no released weights are known for {type(module).__name__}; .*STViT.*$"
+        refused(words, broadsight.load_release, module, released)
     other = STViT((8, 16, 16, 24), (1, 1, 1, 1), (1, 2, 2, 3), projection=12, num_classes=5)
     assert_refused(released, RuntimeError, "'layers.1.blocks.1.", " more is unexpected; ", model=other)
     for module in (nn.Linear(2, 2), small(seed=1)):  # pools and their models alone have released names
@@ -315,43 +285,22 @@ def assert_pool_refused(source, *words: str, **changes) -> None:
     assert_refused(source, RuntimeError, *words, "nothing was loaded", model=small_pool(seed=2, **changes))
 
 
-@pytest.mark.parametrize("suffix", ["dict", "safetensors", "pth.tar"])
-def test_pool__load(released_pool, tmp_path, suffix):
-    source = path = tmp_path / f"pool.{suffix}"
-    if suffix == "dict":
-        source = released_pool
-    elif suffix == "safetensors":
-        save_file(released_pool, path)
-    else:
-        torch.save(timm_checkpoint(released_pool), path)
-    pool = small_pool(seed=2)
-    assert broadsight.load_release(pool, source) is pool
-    assert_same(pool.state_dict(), small_pool(seed=1).state_dict())
+def test_pool__load(released_pool, tmp_path):
+    torch.save(timm_checkpoint(released_pool), tmp_path / "pool.pth.tar")
+    for source in (released_pool, tmp_path / "pool.pth.tar"):
+        pool = small_pool(seed=2)
+        assert broadsight.load_release(pool, source) is pool
+        assert_same(pool.state_dict(), small_pool(seed=1).state_dict())
     again = released_tensors(pool, pool.state_dict())
     assert_same(again, {name: released_pool[name] for name in again})
     broadsight.load_release(small_pool(seed=2), again)  # constants may be absent
 
 
+ELSEWHERE = [f"mmcap.mmcap.2.{name}" for name in ("attention.0.norm1.weight", "gram_token_extraction.bp_index")]
+ELSEWHERE += ["head.heads.0.norm.weight", "heads.0.weight", "merge.weight", "pool.x_cls"]
 POOL_CHANGES = changes(
-    [
-        f"{MERGE}.0.weight",
-        f"{MERGE}.1.running_var",
-        f"{GRAM}.bp_reduction.0.weight",
-        f"{GROUP}.attention.0.attn.k.bias",
-        "heads.1.head.weight",
-        "self_dt_heads.0.norm.bias",
-    ],
-    [
-        "mmcap.mmcap.2.attention.0.norm1.weight",
-        f"{GROUP}.attention.1.norm1.weight",
-        f"{GROUP}.attention.0.attn.w1.weight",
-        f"{GROUP}.x_cls",
-        "mmcap.mmcap.2.gram_token_extraction.bp_index",
-        "head.heads.0.norm.weight",
-        "heads.0.weight",
-        "merge.weight",
-        "pool.x_cls",
-    ],
+    [f"{MERGE}.0.weight", f"{GRAM}.bp_reduction.0.weight", f"{GROUP}.attention.0.attn.k.bias", "heads.1.head.weight"],
+    [f"{GROUP}.attention.1.norm1.weight", f"{GROUP}.attention.0.attn.w1.weight", f"{GROUP}.x_cls", *ELSEWHERE],
     {
         f"{MERGE}.0.weight": [(14, 12, 1, 1), (12, 14)],
         f"{GRAM}.bp_reduction.0.weight": [(24, 36, 1, 1)],
@@ -373,13 +322,6 @@ def test_pool__missing_unexpected_and_misshapen(released_pool, name, shape, word
     assert_pool_refused(changed(released_pool, name, shape), f"'{name}'", words, expected)
 
 
-def test_pool__altered_constant(released_pool):
-    name = f"{GRAM}.bp_index"
-    index = released_pool[name]
-    for altered in (index.flip(0), index + 1, index.float() + 0.25, index[:-1], index[None], torch.zeros_like(index)):
-        assert_pool_refused(released_pool | {name: altered}, f"'{name}'", "upper-triangle")
-
-
 def test_pool__light_ignores_token_classifiers_alone(released_pool):
     light = broadsight.load_release(small_pool(seed=2, light=True), released_pool)
     assert_same(light.state_dict(), small_pool(seed=1).lighten().state_dict())
@@ -395,12 +337,13 @@ VARIANTS = dict(groups=3, tokens=4, layers=2, gram=False, gram_dim=7, head_mixin
 VARIANTS |= dict(mean_token=False, attn_dim=24, mlp_groups=1, mlp_ratio=2)
 
 
-@pytest.mark.parametrize(("name", "value"), [("groups", 1), *VARIANTS.items()])
-def test_pool__another_variant(released_pool, name, value):
-    assert_pool_refused(released_pool, "variant", **{name: value})
-
-
-# ---- conversion
+def test_pool__altered_constant_and_another_variant(released_pool):
+    name = f"{GRAM}.bp_index"
+    index = released_pool[name]
+    for altered in (index.flip(0), index + 1, index.float() + 0.25, index[:-1], index[None], torch.zeros_like(index)):
+        assert_pool_refused(released_pool | {name: altered}, f"'{name}'", "upper-triangle")
+    for change in ({"groups": 1}, *({name: value} for name, value in VARIANTS.items())):
+        assert_pool_refused(released_pool, "variant", **change)
 
 
 @pytest.fixture
@@ -409,7 +352,7 @@ def pickled(released, tmp_path) -> Path:
     return tmp_path / "stvit.pth.tar"
 
 
-def test_convert__keeps_all_weights_and_plain_values(pickled, released):
+def test_convert__keeps_weights_and_plain_values_and_names_the_rest(pickled, released, tmp_path):
     target = pickled.with_name("stvit.safetensors")
     assert convert_release(str(pickled), str(target)) == target
     written = load_file(target)
@@ -421,9 +364,6 @@ def test_convert__keeps_all_weights_and_plain_values(pickled, released):
     assert metadata == plain | dict(format="pt", left_out="optimizer, args")
     assert_loaded(target)
     assert files(target.parent) == ["stvit.pth.tar", "stvit.safetensors"]
-
-
-def test_convert__weights_alone_and_what_is_left_out(released, tmp_path):
     target = tmp_path / "x.safetensors"
     both = dict(state_dict=released, state_dict_ema=as_released(small(seed=3)))
     for content, left_out in ((released, {}), (both, dict(left_out="state_dict_ema"))):
@@ -461,39 +401,30 @@ def test_convert__interrupted_leaves_nothing(pickled, monkeypatch, overwrite, mo
     assert not overwrite or target.read_text() == "precious"
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_convert__refuses_what_is_no_tensor(tmp_path):
+    for content, words in (
         (dict(state_dict=dict(a=torch.zeros(1), b=[1.0])), ["'b'", "list"]),
         (dict(a=torch.zeros(1), b=argparse.Namespace()), ["'b'", "Namespace"]),
         (dict(state_dict={7: torch.zeros(1)}), ["7"]),
         ([torch.zeros(1)], ["list"]),
         (dict(state_dict={}), ["no tensors"]),
-        (dict(a=torch.eye(2).to_sparse()), ["'a'", "torch.sparse_coo"]),
-        (dict(a=torch.empty(2, device="meta")), ["meta"]),
         (dict(model=nn.Linear(1, 1)), ["torch.nn.modules.linear.Linear"]),
         (dict(model=dict(a=torch.zeros(1)), args=Path("x")), ["pathlib"]),
         (dict(model=dict(a=torch.zeros(1)), args=np.zeros(3)), ["numpy"]),
-    ],
-)
-def test_convert__refuses_what_is_no_tensor(tmp_path, content, words):
-    torch.save(content, tmp_path / "odd.pth")
-    source, target = tmp_path / "odd.pth", tmp_path / "odd.safetensors"
-    message = refused("odd.pth", convert_release, source, target, error=RuntimeError)
-    assert all(word in message for word in words), message
-    assert files(tmp_path) == ["odd.pth"]
+    ):
+        torch.save(content, tmp_path / "odd.pth")
+        source, target = tmp_path / "odd.pth", tmp_path / "odd.safetensors"
+        message = refused("odd.pth", convert_release, source, target, error=RuntimeError)
+        assert all(word in message for word in words), message
+        assert files(tmp_path) == ["odd.pth"]
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "words", "error"),
-    [
+def test_convert__wrong_names(pickled, tmp_path):
+    for source, target, words, error in (
         ("stvit.pth.tar", "x.pth", r"cannot convert to .*x\.pth; expected a name ending in \.safetensors", ValueError),
         ("x.safetensors", "y.safetensors", r"x\.safetensors is a safetensors file already; ", ValueError),
         ("nowhere.pth", "y.safetensors", r"nowhere\.pth is not a file; ", FileNotFoundError),
         ("stvit.pth.tar", "nowhere/y.safetensors", "there is no folder .*nowhere; create it first", FileNotFoundError),
-    ],
-)
-def test_convert__wrong_names(pickled, tmp_path, source, target, words, error):
-    refused(words, convert_release, tmp_path / source, tmp_path / target, error=error)
+    ):
+        refused(words, convert_release, tmp_path / source, tmp_path / target, error=error)
     assert files(tmp_path) == ["stvit.pth.tar"]

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_weights__everything_whatever_its_memory(tmp_path):
     read = load_file(tmp_path / "weights.safetensors")
     assert read.keys() == model.state_dict().keys()
     assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
-    # Others may read
+    # Others may read it
     before = os.umask(0o022)
     try:
         write_weights(nn.Linear(1, 1), tmp_path / "weights.safetensors")
@@ -39,10 +40,6 @@ def test_weights__failed__as_they_were(module, place, tmp_path, monkeypatch):
     path = tmp_path / "weights.safetensors"
     write_weights(nn.Linear(2, 2), path)
     before = path.read_bytes()
-
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, place, fail)
+    monkeypatch.setattr(module, place, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     refused("No space", write_weights, nn.Linear(2, 2), path, error=OSError)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

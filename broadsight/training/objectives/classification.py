@@ -18,13 +18,7 @@ from .objective import Step, Work
 
 
 class Classification(Work):
-    """The work of an engine that trains a classifier.
-
-    Args:
-        task: Images and labels -> loss and logits.
-        mean, std: Normalise images whose values are between 0 and 1.
-        comparable: Whether top-1 tells epochs apart; it does not where all validation images are of one class.
-    """
+    """The work of an engine that trains a classifier; `comparable` if not all validation images are of one class."""
 
     goal = "val_top1"
 

@@ -14,13 +14,7 @@ from .objective import Step, Work
 
 
 class DenseWork(Work):
-    """The work of an engine that trains a dense model. Detectors freeze the statistics of their backbone themselves.
-
-    Args:
-        model: The model as it is trained: images and targets -> losses.
-        batches: As for Work.
-        stacked: Images of a batch are of one size and go in as one tensor, with targets likewise.
-    """
+    """The work of an engine that trains a dense model; images that are all of one size, and targets, are `stacked`."""
 
     unreadable = ValueError  # a mistake in the user's files
 

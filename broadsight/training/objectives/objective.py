@@ -35,12 +35,7 @@ class Failed(RuntimeError):
 
 
 class Work:
-    """What is learned: batches in their order, what a pass over one computes, and how good the model is.
-
-    Args:
-        train, order: Training batches, and what decides their order.
-        val: Batches of evaluation.
-    """
+    """What is learned: batches in their order, what a pass over one computes, and how good the model is."""
 
     goal: str  # metric by which the best weights are chosen; an epoch may have no value of it
     comparable = True  # whether the goal tells epochs apart; otherwise the last weights are kept
@@ -86,11 +81,7 @@ class Work:
     def evaluate(
         self, model: nn.Module, seen: Callable[[int], None]
     ) -> tuple[dict[str, float | None], Mapping[str, str]]:
-        """Metrics over all validation images of all processes, none counted twice; which images could not be read.
-
-        Args:
-            seen: Called with the number of images after each batch.
-        """
+        """Metrics over all validation images of all processes, none counted twice; which images could not be read."""
         skipped: dict[str, str] = {}
         count = 0
         self._begin_scores()
@@ -101,9 +92,8 @@ class Work:
                     count += self._score(model, batch)
                     seen(len(batch.images) * self.order.processes)
         if not sum(gather_objects(count)):
-            raise Failed(
-                f"none of the {self.evaluations} images to validate on can be read; see what is wrong with them"
-            )
+            what = f"none of the {self.evaluations} images to validate on can be read"
+            raise Failed(f"{what}; see what is wrong with them")
         return self._scores(), skipped
 
 

@@ -1,8 +1,4 @@
-"""What a step computes: timm's training tasks where they serve, and ours for groups of tokens.
-
-A task takes images (B, C, H, W) and labels (B,) or soft targets (B, classes). It returns a dict with the scalar "loss"
-to minimise, the logits (B, classes) as "output", and the loss's parts.
-"""
+"""What a step computes, as timm's training tasks do: images and labels or soft targets -> "loss", "output", parts."""
 
 from typing import Any, cast
 
@@ -14,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import first_line
 from ...losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate
-from ...weights.teacher import load_teacher
+from ...weights.loading import load_teacher
 from ..recipes import Recipe
 
 
@@ -90,7 +86,6 @@ def _teacher(recipe: Recipe, student: Any) -> nn.Module:
         raise ValueError(f"the weights of teacher {name!r} cannot be loaded: {first_line(error)}") from None
     classes, expected = getattr(teacher, "num_classes", None), student.num_classes
     if classes != expected:
-        raise ValueError(
-            f"teacher {name!r} knows {classes} classes, the data has {expected}; train a teacher on this data first"
-        )
+        what = f"teacher {name!r} knows {classes} classes, the data has {expected}"
+        raise ValueError(f"{what}; train a teacher on this data first")
     return teacher.requires_grad_(False).eval()

@@ -88,7 +88,7 @@ def test_step__mixes_and_smooths(accelerator):
     assert kinds == {"cutmix", "mixup"}
 
 
-def test_step__stops_mixing(accelerator):
+def test_step__stops_mixing_and_erases_with_noise(accelerator):
     net = Net().eval()
     work = working(accelerator, net, mixup=0.8, mixup_off_epoch=2)
     for epoch, mixed in ((0, True), (1, True), (2, False), (3, False)):
@@ -96,9 +96,6 @@ def test_step__stops_mixing(accelerator):
         batch = work.next_batch()
         work.step(batch)
         assert torch.allclose(net.seen[-1], normalised(batch.images)) != mixed
-
-
-def test_step__erases_with_noise(accelerator):
     net = Net()
     work = working(accelerator, net, erasing=1.0)
     batch = Batch(torch.full((8, 3, 32, 32), 100, dtype=torch.uint8), torch.zeros(8, dtype=torch.int64), (), ())
@@ -108,25 +105,18 @@ def test_step__erases_with_noise(accelerator):
     assert net.seen[0][:, 0][erased].std() > 0.5
     working(accelerator, net, erasing=0.0).step(batch)
     torch.testing.assert_close(net.seen[1], normalised(batch.images))
+    for odd in (dict(batch=3), dict(batch=6, accumulate=2)):
+        with pytest.raises(ValueError, match="mixup and cutmix pair the images of a pass, of which there are 3; take"):
+            working(accelerator, Net(), cutmix=1.0, **odd)
 
 
-@pytest.mark.parametrize(("batch", "accumulate"), [(3, 1), (6, 2)])
-def test_mixing__refuses_odd_passes(accelerator, batch, accumulate):
-    with pytest.raises(ValueError, match="mixup and cutmix pair the images of a pass, of which there are 3; take an"):
-        working(accelerator, Net(), batch=batch, accumulate=accumulate, cutmix=1.0)
-
-
-def test_epoch__starts_anywhere(accelerator):
+def test_epoch__starts_anywhere_names_reports_and_refuses(accelerator):
     work = working(accelerator, Net())
     assert (work.updates, work.batch, work.accumulate, work.evaluations) == (3, 4, 1, 12)
     work.begin_epoch(1, 0)
     whole = [work.next_batch().keys for _ in range(3)]
     work.begin_epoch(1, 2)
     assert work.next_batch().keys == whole[2]
-
-
-def test_epoch__names_reports_and_refuses(accelerator):
-    """Of a loss that is no number, the names of the images that were used say what to look at."""
     work = working(accelerator, Net(), Shades(12, broken=(3,)))
     work.begin_epoch(0, 0)
     skipped = {}
@@ -163,18 +153,14 @@ def test_evaluate__by_hand(accelerator):
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
-def test_evaluate__nothing_can_be_read(accelerator):
-    """0 % of no images would be a result; an error it is."""
+def test_evaluate__nothing_can_be_read_or_answers_are_no_numbers(accelerator):
+    """0 % of no images would be a result; an error it is. Answers that are no numbers have no figures."""
     work = working(accelerator, Net(), Shades(12, broken=tuple(range(12))))
     with pytest.raises((ValueError, Failed), match="can be read"):
         work.evaluate(Net(), lambda *_: None)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_evaluate__answers_that_are_no_numbers_have_no_figures(accelerator, bad):
-    net = Net()
-    with torch.no_grad():
-        net.fc.weight.zero_()
-        net.fc.bias.copy_(torch.tensor([0.0, bad]))
-    values, _ = working(accelerator, net).evaluate(net, lambda *_: None)
-    assert values == {"val_loss": None, "val_top1": None}
+    for bad in (float("nan"), float("inf")):
+        net = Net()
+        nn.init.zeros_(net.fc.weight)
+        net.fc.bias.data = torch.tensor([0.0, bad])
+        values, _ = working(accelerator, net).evaluate(net, lambda *_: None)
+        assert values == {"val_loss": None, "val_top1": None}

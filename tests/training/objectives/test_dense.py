@@ -95,7 +95,7 @@ def test_step__is_the_sum_of_the_losses_of_images_from_0_to_1():
     assert [x.shape for x in stacking.model.targets] == [(3, 5, 2, 2), (3, 5)]
 
 
-def test_evaluate__in_eval_mode_and_none_for_figures_that_are_undefined():
+def test_evaluate__in_eval_mode_with_none_for_undefined_figures_and_failures_in_their_words():
     batches = [batch_of(2, None), DenseBatch([], [], (), ()), batch_of(1, None)]
     work, scorer = work_for(val=batches)
     told = []
@@ -105,9 +105,6 @@ def test_evaluate__in_eval_mode_and_none_for_figures_that_are_undefined():
     assert (work.goal, work.evaluations) == ("val_miou", 3)
     assert work.evaluate(nn.Linear(1, 1), lambda *_: None)[0] == values  # begins anew
     assert work.names(batches[0].keys) == ["image 0", "image 1"]
-
-
-def test_batches__a_failure_ends_the_run_with_its_own_words():
     work, _ = work_for(train=[DenseBatch([], [], (), (), "a.png holds 9, which is none of the 2 classes")])
     work.begin_epoch(1, 0)
     with pytest.raises(ValueError, match=r"^a.png holds 9"):

@@ -67,9 +67,6 @@ def check_only_the_student_learns(loss: Tensor, student: nn.Module, teacher: nn.
     assert not teacher.training and student.training
 
 
-# ---- labels
-
-
 @pytest.mark.parametrize(("kind", "formula"), [("ce", ce), ("bce", bce)])
 def test_labels(kind, formula):
     logits, labels = torch.randn(B, C), torch.tensor([0, 2, 1, 2])
@@ -83,9 +80,6 @@ def test_labels(kind, formula):
     _, result, x, labels = step(student, loss=kind, smoothing=0.2)
     torch.testing.assert_close(result["output"], student(x))
     torch.testing.assert_close(result["loss"], formula(student(x), one_hot(labels, 0.2)))
-
-
-# ---- groups of tokens
 
 
 @pytest.mark.parametrize("pool", ["map", "ga"])
@@ -107,10 +101,7 @@ def test_multi_token__is_its_loss(pool, kind):
     assert all(parameter.grad is not None for parameter in student.parameters())
 
 
-# ---- teachers
-
-
-def test_hard__label_and_named_class(taught):
+def test_hard_and_soft__label_and_named_class_or_divergence(taught):
     torch.manual_seed(1)
     student = timm.create_model("test_vit", num_classes=C, img_size=32)
     task, result, x, labels = step(student, distill="hard", teacher=taught[0], alpha=0.3, smoothing=0.1, loss="bce")
@@ -121,9 +112,6 @@ def test_hard__label_and_named_class(taught):
     expected = 0.7 * bce(logits, one_hot(labels, 0.1)) + 0.3 * ce(logits, one_hot(named))
     torch.testing.assert_close(result["loss"], expected)
     check_only_the_student_learns(result["loss"], student, task.teacher.model)
-
-
-def test_soft__label_and_divergence(taught):
     student = timm.create_model("test_vit", num_classes=C, img_size=32)
     task, result, x, labels = step(student, distill="soft", teacher=taught[0], alpha=0.3, temperature=2.0)
     logits = student(x)
@@ -152,26 +140,13 @@ def test_token__the_distillation_token_learns_from_the_teacher(taught, kind):
     assert student.eval()(x).shape == (B, C)  # evaluation sees one answer
 
 
-def test_token__frozen_stats_is_refused_or_works(taught):
-    """A model in eval mode gives one answer instead of two."""
-    student = distilled_vit().eval()
-    try:
-        task = make_task(student, student, Recipe(distill="hard", teacher=taught[0], frozen_stats=True), CPU)
-    except ValueError as error:
-        assert "frozen_stats" in str(error)
-        return
-    result = task(*images())
-    assert result["output"].shape == (B, C) and result["loss"].isfinite()
-
-
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_multi_token__distillation_tokens_learn_from_the_teacher(taught, kind):
     """A convolutional student of a transformer or the other way round, as the papers have it."""
     pool_args = {**SMALL_POOL, "pool_options": {"distill_tokens": 1}}
     student = edit("test_resnet", pool="map", pool_args=pool_args, num_classes=C).train()
-    task, result, x, labels = step(
-        student, distill=kind, teacher=taught[0], alpha=0.3, temperature=2.0, intra=0.0, inter=0.0
-    )
+    options = dict(alpha=0.3, temperature=2.0, intra=0.0, inter=0.0)
+    task, result, x, labels = step(student, distill=kind, teacher=taught[0], **options)
     seen = answers(taught[1], x)
     torch.manual_seed(7)
     groups = student(x, groups=True)
@@ -189,8 +164,9 @@ def test_multi_token__distillation_tokens_learn_from_the_teacher(taught, kind):
     assert next(student.parameters()).grad is not None
 
 
-def test_teacher__of_grey_images(tmp_path):
+def test_teacher__of_grey_images_and_of_no_student_in_eval_mode(tmp_path):
     folder, grey = leave_run(tmp_path / "run", num_classes=C, mean=[0.4], std=[0.2], model_args={"in_chans": 1})
+    leave_run(tmp_path / "own", num_classes=C)
     student = timm.create_model("test_resnet", num_classes=C, in_chans=1)
     student.pretrained_cfg = dict(student.pretrained_cfg) | dict(mean=(0.5,), std=(0.5,))  # as `prepare` must see to
     task = make_task(student, student, Recipe(distill="soft", teacher=str(folder)), CPU)
@@ -200,6 +176,9 @@ def test_teacher__of_grey_images(tmp_path):
         seen = grey((0.5 * x + 0.5 - 0.4) / 0.2)
     expected = 0.5 * ce(student(x), one_hot(labels)) + 0.5 * divergence(seen, student(x), 3.0)
     torch.testing.assert_close(result["loss"], expected)
+    student = distilled_vit().eval()  # which gives one answer instead of two
+    with pytest.raises(ValueError, match="frozen_stats"):
+        make_task(student, student, Recipe(distill="hard", teacher=str(tmp_path / "own"), frozen_stats=True), CPU)
 
 
 @pytest.mark.parametrize(
