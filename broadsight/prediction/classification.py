@@ -39,12 +39,7 @@ class Prediction(NamedTuple):
 
 
 def predict_images(
-    classifier: Classifier,
-    source: Source,
-    *,
-    top: int = 5,
-    batch: int = 64,
-    workers: int = 0,
+    classifier: Classifier, source: Source, *, top: int = 5, batch: int = 64, workers: int = 0
 ) -> Generator[Prediction, None, None]:
     """Every image of a source, in its order.
 

@@ -44,12 +44,9 @@ class Columns(NamedTuple):
 def open_list(data: str, options: Options) -> Parts:
     """The images of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
 
-    Fields of a .csv are separated by commas, or else semicolons, and may be in quotation marks; those of a .txt by
-    tabs, or else by white space, where the last word of a line is the label. Lines of a .txt that begin with # are
-    comments. The first line may name the columns. A column called `split` or `part` tells training from validation
-    images; of several parts to validate on, the first in the order of `VAL` is taken.
-
-    Labels are the names of classes. Whole numbers are ordered by value, and only those that occur are classes.
+    Fields of a .csv are separated by commas, or else semicolons, those of a .txt by tabs, or else by white space before
+    the last word, the label. Lines of a .txt that begin with # are comments; the first line may name the columns. A
+    column called `split` or `part` tells training from validation images; of several of these, the first of `VAL`.
     """
     path = Path(data)
     columns, lines = _table(path, labelled=True)
@@ -64,10 +61,8 @@ def open_list(data: str, options: Options) -> Parts:
                 raise ValueError(f"{path} line {number} is of part {fields[columns.split]!r}; expected train or val")
     names, labels = ([fields[place] for _, fields in lines] for place in (columns.path, columns.label))
     _check_files(path, names)
-
     numbers = all(re.fullmatch("[+-]?[0-9]+", label) for label in labels)
-    if numbers:
-        labels = [str(int(label)) for label in labels]
+    labels = [str(int(label)) for label in labels] if numbers else labels
     parts: Parts = {}
     unused = []
     for key, words in (("all", ("all",)), ("train", TRAIN), ("val", VAL)):
@@ -89,10 +84,7 @@ def open_list(data: str, options: Options) -> Parts:
 
 
 def read_paths(path: Path) -> list[str]:
-    """The images of a list that needs no labels, in its order, each by its absolute path.
-
-    A line is a path or, in a .csv or .tsv, has one: in the column of that name, or the first field that is an image.
-    """
+    """The images, by absolute paths, of a list of lines or of a column of that name or with images; no labels."""
     columns, lines = _table(path, labelled=False)
     names = [fields[columns.path] for _, fields in lines]
     if "" in names:
@@ -159,8 +151,7 @@ def _text(path: Path) -> str:
 
 def _separator(path: Path, text: str) -> str | None:
     """What is between the fields; None if any white space is. Where the name does not tell, the first line does."""
-    suffix = path.suffix.lower()
-    lines = (line.strip() for line in text.split("\n"))
+    suffix, lines = path.suffix.lower(), map(str.strip, text.split("\n"))
     first = next((line for line in lines if line and not (line.startswith("#") and suffix != ".csv")), "")
     if suffix == ".csv":
         return next((mark for mark in ",;\t" if mark in first), ",")
@@ -214,8 +205,8 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
 def _check_files(path: Path, names: Sequence[str]) -> None:
     """Refuse images outside of the list's folder, and in one line all that do not exist."""
     refuse_outside(path, names, [path.parent])
-    if shown := missing_files(os.path.abspath(path.parent), names):
-        hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
-        hint = f"paths are relative to {os.path.abspath(path.parent)}{hint}"
+    if shown := missing_files(folder := os.path.abspath(path.parent), names):
+        here = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
+        hint = "correct the paths" if os.path.isabs(shown[0]) else f"paths are relative to {folder}{here}"
         what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
-        raise ValueError(f"{what}; {'correct the paths' if os.path.isabs(shown[0]) else hint}")
+        raise ValueError(f"{what}; {hint}")

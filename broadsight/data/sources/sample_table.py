@@ -1,6 +1,6 @@
 """What sources of files have in common: names and labels of a million samples in a few arrays.
 
-A list of a million strings is copied into every worker process, if only by counting references; an array is not.
+Unlike a list, an array is not copied into every worker process, if only by counting references.
 """
 
 import copy
@@ -51,8 +51,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[str, str | None]:
     """The folders that are parts of a data set: "train" and "val", or "all": None if these folders are none.
 
-    `train` is a part of the data, not a class, where all folders beside it are parts too, or else where `is_part` says
-    so: "train" is also a vehicle.
+    `is_part` says whether `train` is one beside folders that are none, or a class: it is also a vehicle.
     """
     called = {folder.lower(): folder for folder in reversed(folders)}
     train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
@@ -118,8 +117,7 @@ class Names(Sequence[str]):
 class Listed:
     """Base of the sources whose samples are rows of arrays: names for reports, and labels, indices into classes.
 
-    A sub-class says where the file of a row is (`file`), or how its image is read (`image`) and what stands for its
-    content (`vouch`, see `contents`).
+    A sub-class has `file`, or else `image` and what stands for its content: `vouch`, see `contents`.
     """
 
     def __init__(self, names: Sequence[str], labels: Any, classes: Sequence[str], channels: int = 3):
