@@ -63,10 +63,7 @@ def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3)
 
 
 def open_image(file: str | Path | BinaryIO | bytes) -> ImageFile.ImageFile:
-    """A file as PIL opens it, with only the header read; for `with`, where stored values are needed, as of masks.
-
-    Raises OSError, ValueError or SyntaxError, PIL's or ours, for what is no regular file, too long, or not in ACCEPTED.
-    """
+    """A file of an ACCEPTED format as PIL opens it, with only its header read, or OSError, ValueError, SyntaxError."""
     _keep_quiet()
     if isinstance(file, str | Path):
         check_regular(file, MOST_BYTES)

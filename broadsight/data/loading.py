@@ -111,8 +111,7 @@ def _flat(items: Any) -> Iterator[Any]:
 class SourceDataset(Dataset):
     """A source's images, transformed to bytes (C, H, W). Each depends on its key alone, not on worker or moment.
 
-    An unreadable image is skipped and reported, or an error if `strict`: in training the next readable one takes its
-    place, so that batches keep their size; in evaluation the batch is smaller.
+    An unreadable one is skipped and reported, or an error if `strict`; in training the next readable takes its place.
     """
 
     def __init__(

@@ -79,8 +79,7 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     path = Path(path)
     config = RunFolder(path).dense_config()
     RunFolder(path).check_weights(config)
-    where = str(path / CONFIG)
-    about = config["broadsight"]
+    where, about = str(path / CONFIG), config["broadsight"]
     settings, labels = about["settings"], about["labels"]
     try:
         recipe = Recipe().change(about["recipe"])
@@ -99,9 +98,8 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         raise
     except Exception as error:
         raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
-    model.pretrained_cfg = described
+    model.pretrained_cfg, chosen = described, chosen_device(device)
     load_given(model, path)
-    chosen = chosen_device(device)
     return DenseModel(
         path=path,
         title=title(settings),

@@ -146,7 +146,7 @@ def test_files__beginning_and_end_of_large_ones(tmp_path):
     assert of_file(tmp_path / "none", True) == of_file(tmp_path / "none", False) == b"unreadable"
 
 
-def test_other_libraries__what_they_can_say():
+def test_other_libraries__what_they_can_say_and_what_is_the_same():
     def source(*colours):
         images = [(Image.new("RGB", (4, 4), colour), number % 2) for number, colour in enumerate(colours)]
         return DatasetSource(images, "x", np.array([label for _, label in images]), "ab", 3)
@@ -155,9 +155,6 @@ def test_other_libraries__what_they_can_say():
     assert one != other and one == contents({"train": source("red", "blue")})
     # scenes are drawn
     assert found("scenes:8") == found("scenes:8", "segment") == {}
-
-
-def test_same_contents():
     one = {"contents": {"train": "a", "val": "b"}}
     assert same_contents(one, one) and same_contents({}, one) and same_contents(one, {"contents": {"val": "b"}})
     other = {"contents": {"val": "c"}}

@@ -75,7 +75,6 @@ def resolve(
         train, valid = hold_out(train, fraction, options.seed, method)
     elif split is not None:
         raise ValueError(f"split={split}, but {valid.place} is set apart to validate; leave split out")
-
     classes = tuple(train.source.classes)
     sources: dict[str, Source] = {"train": train.source, "val": under(valid.source, classes)}
     notes += [*train.notes, *(note for note in valid.notes if note not in train.notes)]

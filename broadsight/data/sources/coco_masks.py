@@ -85,14 +85,12 @@ def polygon_runs(corners: np.ndarray, height: int, width: int) -> np.ndarray:
     x, to_x = np.where(flip, to_x, x), np.where(flip, x, to_x)
     y, to_y = np.where(flip, to_y, y), np.where(flip, y, to_y)
     slope = np.where(flat, to_y - y, to_x - x) / np.maximum(steps, 1)
-
     edge = np.repeat(np.arange(len(steps)), steps + 1)
     step = np.arange(len(edge)) - np.repeat(np.cumsum(steps + 1) - steps - 1, steps + 1)
     step = np.where(flip[edge], steps[edge] - step, step)
     along = np.where(flat, x, y)[edge] + step
     across = (np.where(flat, y, x)[edge] + slope[edge] * step + 0.5).astype(np.int64)
     u, v = np.where(flat[edge], along, across), np.where(flat[edge], across, along)  # every point of the outline
-
     moved = u[1:] != u[:-1]
     column = np.where(u[1:] < u[:-1], u[1:], u[1:] - 1)[moved] - FINER // 2
     row = np.minimum(v[1:], v[:-1])[moved] - FINER // 2

@@ -61,10 +61,7 @@ def same_data(one: str, other: str) -> bool:
 
 
 def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tuple[Part, Part]:
-    """Two parts of one, by a hash of names that added files do not reshuffle: to train on, and to validate on.
-
-    Crops of one image stay together. A run keeps the `method` that it began with; see `stratify.METHOD`.
-    """
+    """Two parts of one, to train and to validate on, by a hash of names; crops of one image stay together."""
     source, notes, whole = part.source, [*part.notes], ""
     labels, images = labels_of(source), getattr(source, "images", None)
     if images is None:

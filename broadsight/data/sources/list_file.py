@@ -106,10 +106,7 @@ def _table(path: Path, labelled: bool) -> tuple[Columns, list[Line]]:
 
 
 def _lines(path: Path, whole: bool) -> Iterator[Line]:
-    """The lines that are neither empty nor comments, in fields without white space around them.
-
-    If `whole`, a line of words is a path with spaces in it rather than a path and a label.
-    """
+    """The fields of lines that are no comments; if `whole`, a line of words is a path, not a path and a label."""
     text, comments = _text(path), path.suffix.lower() not in (".csv", ".tsv")
     separator = _separator(path, text)
     if separator is None:

@@ -1,7 +1,4 @@
-"""What sources of files have in common: names and labels of a million samples in a few arrays.
-
-Unlike a list, an array is not copied into every worker process, if only by counting references.
-"""
+"""What sources of files have in common: names and labels in arrays, which workers share; a list would be copied."""
 
 import copy
 import os
@@ -49,12 +46,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[str, str | None]:
-    """The folders that are parts of a data set: "train" and "val", or "all": None if these folders are none.
-
-    `is_part` says whether `train` is one beside folders that are none, or a class: it is also a vehicle.
-    """
+    """The folders that are parts of a data set: "train" and "val", or "all": None if these folders are none."""
     called = {folder.lower(): folder for folder in reversed(folders)}
     train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
+    # beside folders that are no parts, "train" may be a class: it is also a vehicle
     if all(name.lower() in PARTS for name in folders) or (train and is_part(train)):
         return {key: name for key, name in (("train", train), ("val", val)) if name} or {"all": None}
     return {"all": None}
@@ -115,10 +110,7 @@ class Names(Sequence[str]):
 
 
 class Listed:
-    """Base of the sources whose samples are rows of arrays: names for reports, and labels, indices into classes.
-
-    A sub-class has `file`, or else `image` and what stands for its content: `vouch`, see `contents`.
-    """
+    """Base of the sources whose samples are rows of arrays; a sub-class has `file`, or else `image` and `vouch`."""
 
     def __init__(self, names: Sequence[str], labels: Any, classes: Sequence[str], channels: int = 3):
         self.names = names if isinstance(names, Names) else Names(names)

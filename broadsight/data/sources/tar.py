@@ -27,10 +27,7 @@ MOST_SHARDS = 1 << 20
 
 
 class TarSource(Listed):
-    """Members of tars: of each sample its tar, and its image's row in that tar's index; labels are as for `Listed`.
-
-    Every process opens the tars for itself.
-    """
+    """Members of tars: of each sample its tar, and its image's row in that tar's index; labels are as for `Listed`."""
 
     def __init__(self, indices: Sequence[Index], members: Sequence[tuple[int, int]], *labelled: Any):
         super().__init__([indices[tar].names[row] for tar, row in members], *labelled)
@@ -84,10 +81,7 @@ class ShardSource(TarSource):
     kind = "shards"
 
     def shuffled(self, generator: torch.Generator, shards_at_once: int = 16, rows: np.ndarray | None = None) -> Tensor:
-        """All indices (N,), or places among some rows, in a random order that reads large data nearly in sequence.
-
-        The order of shards is random, and samples are shuffled within windows of some shards, not across them.
-        """
+        """All indices (N,), or places among some rows, shuffled within windows of shards in any order."""
         own = self.shards if rows is None else self.shards[rows]
         order = np.argsort(own, kind="stable")
         bounds = np.searchsorted(own[order], np.arange(len(self.tars) + 1))

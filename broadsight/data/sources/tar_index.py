@@ -1,8 +1,4 @@
-"""The members of a tar by name, place and size, and the labels among them, kept in the cache.
-
-What a tar may cost is bounded: a megabyte of compressed zeros unpacks to a gigabyte, and a header of 512 bytes may
-claim any length. Images are compressed already, so that an honest archive of them hardly grows.
-"""
+"""The members of a tar by name, place and size, and the labels among them, kept in the cache, at a bounded cost."""
 
 import bz2
 import contextlib
@@ -31,7 +27,7 @@ from .sample_table import EXTENSIONS, Names
 COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 VARIABLE = "BROADSIGHT_UNPACK_GB"  # of the environment: the most that a compressed tar may unpack to
-TIMES = 50  # the size of a compressed tar, that it unpacks to at most; bitmaps shrink to a tenth
+TIMES = 50  # the size of a compressed tar, that it unpacks to at most; bitmaps shrink to a tenth, zeros to a thousandth
 LEAST = 256 << 20  # bytes that any may have
 LEFT = 1 << 30  # bytes of the disk that are not filled
 HEADER = 16 << 20  # bytes that are read at once: names and notes of a member, however long
