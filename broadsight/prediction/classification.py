@@ -119,7 +119,7 @@ def _short(probability: float) -> float:
 
 def check_output(option: str, path: str | None) -> None:
     """Refuse to write over an image: `--csv a.jpg` is meant as an option without a value."""
-    if path is not None and path != STDOUT and is_image(os.path.basename(path)):
+    if path is not None and path != STDOUT and is_image(path):
         raise ValueError(f"{option} {path}, which is named like an image; put {option} last, or write {option}=FILE")
 
 

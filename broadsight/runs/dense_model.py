@@ -100,22 +100,16 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
     model.pretrained_cfg, chosen = described, chosen_device(device)
     load_given(model, path)
+    pairs = {key: tuple((int(a), int(b)) for a, b in labels[key]) for key in ("flip_pairs", "skeleton")}
     return DenseModel(
-        path=path,
-        title=title(settings),
-        task=about["task"],
-        head=settings["head"],
-        model=model.to(chosen).eval(),
-        settings=settings,
-        recipe=recipe,
+        *(path, title(settings), about["task"], settings["head"], model.to(chosen).eval(), settings, recipe),
         classes=classes or (),
         category_ids={int(label): number for label, number in labels["category_ids"].items()},
         keypoint_names=tuple(labels["keypoint_names"]),
-        flip_pairs=tuple((int(a), int(b)) for a, b in labels["flip_pairs"]),
-        skeleton=tuple((int(a), int(b)) for a, b in labels["skeleton"]),
         keypoint_offset=labels["keypoint_offset"],
         parameters=about["parameters"],
         device=chosen,
+        **pairs,
     )
 
 

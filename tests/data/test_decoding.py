@@ -31,8 +31,8 @@ def saved(image: Image.Image, kind: str, **options) -> bytes:
     return file.getvalue()
 
 
-def bad(words: str, file) -> None:
-    refused(words, decode, file, error=UnreadableImage)
+def bad(words: str, file) -> str:
+    return refused(words, decode, file, error=UnreadableImage)
 
 
 def photograph(side: int = 64) -> Image.Image:
@@ -156,8 +156,7 @@ def test_decode__first_frame_of_an_animation(kind):
     assert np.asarray(decode(data))[4, 4].tolist() == [255, 0, 0]
 
 
-def noise(side: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8))
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -165,19 +164,19 @@ def noise(side: int) -> Image.Image:
     [
         (b"", "empty file"),
         (b"just text, whatever its name", "not an image, or of a kind that is not read here; expected JPEG, PNG"),
-        (saved(noise(64), "JPEG")[:2000], "truncated"),
-        (saved(noise(64), "PNG")[:3000], "truncated"),
-        (saved(noise(64), "WEBP")[:400], ""),
-        (saved(noise(64), "GIF")[:900], ""),
-        (saved(noise(64), "TIFF")[:900], ""),
-        (saved(noise(64), "BMP")[:900], "truncated"),
+        (saved(NOISE, "JPEG")[:2000], "truncated"),
+        (saved(NOISE, "PNG")[:3000], "truncated"),
+        (saved(NOISE, "WEBP")[:400], ""),
+        (saved(NOISE, "GIF")[:900], ""),
+        (saved(NOISE, "TIFF")[:900], ""),
+        (saved(NOISE, "BMP")[:900], "truncated"),
     ],
 )
 def test_decode__unreadable(tmp_path, content, reason):
     path = tmp_path / "x.jpg"
     path.write_bytes(content)
     for one in (path, content, io.BytesIO(content)):
-        message = refused("", decode, one, error=UnreadableImage)
+        message = bad("", one)
         assert message and "\n" not in message and "0x" not in message
         assert reason in message or (not content and isinstance(one, io.BytesIO))
 

@@ -113,7 +113,7 @@ def _lines(path: Path, whole: bool) -> Iterator[Line]:
         for number, line in enumerate(map(str.strip, text.split("\n")), 1):
             if line and not line.startswith("#"):
                 words = line.rsplit(None, 1)
-                yield number, [line] if _is_image(line) or (whole and not _is_image(words[0])) else words
+                yield number, [line] if is_image(line) or (whole and not is_image(words[0])) else words
         return
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     try:
@@ -136,7 +136,7 @@ def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
-        good = data if "\0" not in text else data[: data.index(0)]
+        good = data.partition(b"\0")[0]
     except OSError as error:
         raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}; give a list of images") from None
     except UnicodeDecodeError as error:
@@ -154,11 +154,7 @@ def _separator(path: Path, text: str) -> str | None:
         return next((mark for mark in ",;\t" if mark in first), ",")
     if suffix == ".tsv" or "\t" in first:
         return "\t"
-    return "," if "," in first and len(first.split()) == 1 and not _is_image(first) else None
-
-
-def _is_image(field: str) -> bool:
-    return is_image(os.path.basename(field))
+    return "," if "," in first and len(first.split()) == 1 and not is_image(first) else None
 
 
 def _place(path: Path, name: str) -> str:
@@ -172,7 +168,7 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
         raise ValueError(f"{path} lists no images; {expected}")
     number, fields = lines[0]
     at, count = f"{path} line {number}", len(fields)
-    images = [place for place, field in enumerate(fields) if _is_image(field) or os.path.isfile(_place(path, field))]
+    images = [place for place, field in enumerate(fields) if is_image(field) or os.path.isfile(_place(path, field))]
     images = images or [place for place, field in enumerate(fields) if "/" in field]
     called = [re.sub("[^a-z]", "", field.lower()) for field in fields]
     if not images and (labelled or count > 1 or called[0] in PATH):

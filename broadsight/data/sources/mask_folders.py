@@ -147,9 +147,8 @@ def _list(folder: Path, suffix: str) -> dict[str, str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected one of images or of masks")
     found: dict[str, str] = {}
-    for file in map(Path, images_below(folder, "", [], files_once=False)):
-        if not file.stem.endswith(suffix):
-            continue
+    files = map(Path, images_below(folder, "", [], files_once=False))
+    for file in (file for file in files if file.stem.endswith(suffix)):
         key = file.with_name(file.stem.removesuffix(suffix) or file.name).as_posix()
         if key in found:
             raise ValueError(f"{folder} holds {found[key]} and {file.as_posix()}, which pair with the same; keep one")

@@ -32,8 +32,8 @@ def is_hidden(name: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is an image, by its extension."""
-    return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
+    """Whether a file is an image, by the extension of its name or path."""
+    return not is_hidden(os.path.basename(name)) and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def in_order(names: Iterable[str]) -> list[str]:

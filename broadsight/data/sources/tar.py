@@ -21,9 +21,8 @@ from .sample_table import PARTS, Listed, Part, Parts, by_name, in_order, is_hidd
 from .tar_index import Index, index_of, row_and_label
 from .walking import entries, holds_images, is_folder, no_classes, parts_in
 
-MOST_CLASSES = 1 << 20
+MOST_CLASSES = MOST_SHARDS = 1 << 20
 OPEN_FILES = 64
-MOST_SHARDS = 1 << 20
 
 
 class TarSource(Listed):
@@ -101,8 +100,7 @@ def matching(pattern: str) -> list[Path]:
         found = in_order(glob.glob(one)) if glob.has_magic(one) else [one] * os.path.exists(one)
         if not found:
             raise FileNotFoundError(f"no such shard: {one}; it was expected from {pattern}")
-        for path in map(Path, found):
-            paths += tars_in(path) if path.is_dir() else [path]
+        paths += [tar for path in map(Path, found) for tar in (tars_in(path) if path.is_dir() else [path])]
     if not paths:
         raise FileNotFoundError(f"no shards match {pattern}; expected .tar files")
     return paths

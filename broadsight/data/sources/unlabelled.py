@@ -100,7 +100,7 @@ def _matching(pattern: str, walk: Walk) -> Iterator[str]:
         for name in glob.iglob(pattern):
             hidden = any(is_hidden(part) and part not in pattern for part in Path(name).parts)
             if os.path.isfile(name) and not hidden:
-                if is_image(os.path.basename(name)):
+                if is_image(name):
                     yield name
                 else:
                     walk.ignored.append(name)

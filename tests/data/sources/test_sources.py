@@ -38,8 +38,8 @@ def test_folder__with_parts(tmp_path, train, val):
 
 
 def test_folder__parts_that_are_told_from_classes_and_numbered_alike(tmp_path):
-    for name in ("train", "val", "test"):
-        fill(tmp_path / "a" / name, a=1, b=1 if name == "val" else 2)
+    for name, count in (("train", 2), ("val", 1), ("test", 2)):
+        fill(tmp_path / "a" / name, a=1, b=count)
     splits = resolve(str(tmp_path / "a"))
     assert len(splits.val) == 2 and said(splits, "not used", "test/")
     splits = resolve(str(fill(tmp_path / "b", train=3, car=3, bus=3)))  # a vehicle
@@ -59,24 +59,20 @@ def test_folder__labels_are_timms(tmp_path):
 
     fill(tmp_path / "train", n10=2, n9=1, B=1, a=1, **{"ü x": 1})
     fill(tmp_path / "val", n9=1)
-    splits = resolve(str(tmp_path))
-    theirs = create_dataset("", root=str(tmp_path), split="train").reader
-    assert {name: splits.classes.index(name) for name in splits.classes} == theirs.class_to_idx
-    ours = {splits.train.name(row): splits.train.label(row) for row in range(len(splits.train))}
-    assert ours == {theirs.filename(row): theirs.samples[row][1] for row in range(len(theirs))}
+    ours, theirs = resolve(str(tmp_path)).train, create_dataset("", root=str(tmp_path), split="train").reader
+    assert {name: place for place, name in enumerate(ours.classes)} == theirs.class_to_idx
+    labels = {theirs.filename(row): theirs.samples[row][1] for row in range(len(theirs))}
+    assert dict(zip(rows(ours), labels_of(ours), strict=True)) == labels
 
 
 def test_folder__names_of_all_kinds(tmp_path):
     names = ["x.JPG", "deep/er/y.png", "ö ü.jpeg", "new\nline.png", "z.WebP", "#1%.png", "no.dots.here.png"]
-    for name in names:
-        put(tmp_path / "one class" / name)
-    put(tmp_path / "ß" / "0.png")
-    put(tmp_path / "ß" / "1.png")
-    odd = os.fsdecode(b"\xff\xfe.png")  # no Unicode
-    (tmp_path / "ß" / odd).write_bytes((tmp_path / "ß" / "0.png").read_bytes())
+    names = {"one class": names, "ß": ["0.png", "1.png", os.fsdecode(b"\xff\xfe.png")]}  # the last is no Unicode
+    expected = {f"{kind}/{name}": kind for kind, inner in names.items() for name in inner}
+    for name in expected:
+        put(tmp_path / name)
     splits = resolve(str(tmp_path), split=0.5)
-    expected = {f"one class/{name}": "one class" for name in names}
-    assert everything(splits) == expected | {f"ß/{name}": "ß" for name in ("0.png", "1.png", "\udcff\udcfe.png")}
+    assert everything(splits) == expected
     for source in (splits.train, splits.val):
         assert all(source.open(row).size == (4, 3) for row in range(len(source)))
 
@@ -161,8 +157,7 @@ def test_fingerprint__notices_other_data(tmp_path):
         return resolve(str(path), **options).description["fingerprint"]
 
     a, b = fill(tmp_path / "x", a=9, b=9), fill(tmp_path / "y", b=9, a=9)
-    assert mark(a) == mark(b)  # the same names elsewhere
-    assert mark(a, seed=1) != mark(a)
+    assert mark(b) == mark(a) != mark(a, seed=1)  # the same names elsewhere
     put(b / "a" / "new.png")
     assert mark(a) != mark(b)
     (b / "a" / "new.png").unlink()
@@ -193,11 +188,10 @@ def test_errors__no_such_thing(tmp_path, monkeypatch):
     ):
         refused(words, resolve, data, error=ABSENT)
     (tmp_path / "val").mkdir()
-    for val, words in (
-        ("valid", r"^no such val: .*/valid; did you mean .*/val\?$"),
-        ("qqq", "^no such val: .*; give the folder, tar or list to validate on, or leave"),
-    ):
-        refused(words, resolve, flowers, val=str(tmp_path / val), error=FileNotFoundError)
+    words = r"^no such val: .*/valid; did you mean .*/val\?$"
+    refused(words, resolve, flowers, val=tmp_path / "valid", error=FileNotFoundError)
+    words = "^no such val: .*; give the folder, tar or list to validate on, or leave"
+    refused(words, resolve, flowers, val=tmp_path / "qqq", error=FileNotFoundError)
 
 
 def test_errors__what_is_missing_or_of_another_kind(tmp_path):
@@ -304,8 +298,8 @@ def test_coco__holds_out_whole_images(tmp_path):
     train, val = images_of(splits)
     assert len(train) == 9 and len(val) == 3 and not train & val
     assert said(splits, "6 of 24 images", "none of them from an image that has others in training")
-    splits = resolve(str(tmp_path), split=0.99)  # but never the last of a class
-    assert sorted(rows(splits.train).values()) == ["blue", "red"]
+    # but never the last of a class
+    assert sorted(rows(resolve(str(tmp_path), split=0.99).train).values()) == ["blue", "red"]
 
 
 def test_coco__holds_out_a_class_that_few_images_show(tmp_path):
@@ -333,10 +327,8 @@ def test_coco__holds_out_a_class_that_few_images_show(tmp_path):
 
 def test_coco__parts_by_file_name_or_a_file_in_each(tmp_path):
     x, y = tmp_path / "x", tmp_path / "y"
-    for folder in (x, y / "train", y / "valid"):
-        folder.mkdir(parents=True)
-    coco(x, "instances_train.json", "train", count=4)
-    coco(x, "instances_val.json", "val", count=2)
+    for part, count in (("train", 4), ("val", 2)):
+        coco(x, f"instances_{part}.json", part, count=count)
     assert counts(resolve(x)) == (8, 4)
     (x / "instances_val.json").rename(x / "other_train.json")
     refused(r"has several COCO files: .*; give the path of one, and another for val", resolve, x)

@@ -1,7 +1,6 @@
 """Tars of class folders and WebDataset shards: read by index, cached, shared by processes, and never extracted."""
 
 import io
-import json
 import multiprocessing
 import os
 import pickle
@@ -152,8 +151,8 @@ def test_tar__changed_after_it_was_indexed(tmp_path):
     path.write_bytes(path.read_bytes()[:700])
     words = r"^x\.tar:b/3\.png: the tar ends after 0 of \d+ bytes$"
     refused(words, source.open, len(source) - 1, error=UnreadableImage)
-    copy = pickle.loads(pickle.dumps(source))
     path.unlink()
+    copy = pickle.loads(pickle.dumps(source))
     refused(r"^x\.tar:a/\d\.png: no such file or directory$", copy.open, 0, error=UnreadableImage)
 
 
@@ -254,12 +253,12 @@ def test_shards__by_folder_and_with_names(tmp_path):
     shard(tmp_path / "validation" / "0.tar", {"c": 1})
     (tmp_path / "classes.txt").write_text("cät\ndog\nemu\n", "utf-8")
     splits = resolve(str(tmp_path))
-    assert splits.classes == ("cät", "dog", "emu")
-    assert splits.val.label(0) == 1 and said(splits, "classes without images to train: emu (of 3 classes)")
+    assert splits.classes == ("cät", "dog", "emu") and splits.val.label(0) == 1
+    assert said(splits, "classes without images to train: emu (of 3 classes)")
     (tmp_path / "classes.txt").unlink()
-    (tmp_path / "_info.json").write_text(json.dumps({"classes": ["x", "y"]}))
+    (tmp_path / "_info.json").write_text('{"classes": ["x", "y"]}')
     assert resolve(str(tmp_path)).classes == ("x", "y")
-    (tmp_path / "_info.json").write_text(json.dumps({"classes": ["x"]}))
+    (tmp_path / "_info.json").write_text('{"classes": ["x"]}')
     refused(r"_info\.json names 1 classes, but .* has label 1; add the names$", resolve, tmp_path)
 
 
@@ -268,7 +267,6 @@ def test_shards__a_single_one_and_hold_out(tmp_path):
     splits = resolve(str(shard(tmp_path / "x.tar", labels)), split=0.3)
     assert counts(splits) == (28, 12)
     for source in (splits.train, splits.val):
-        assert isinstance(source.source, ShardSource)
         numbers = [int(name[len("x.tar:") : -4]) for name in rows(source)]
         assert greys(source) == numbers and labels_of(source).tolist() == [number % 4 for number in numbers]
 
@@ -300,16 +298,14 @@ def test_shards__written_by_webdataset(tmp_path):
 def test_shards__order_is_random_but_local(tmp_path):
     for number in range(6):
         shard(tmp_path / f"{number}.tar", {f"{row}": row % 2 for row in range(10)})
-    splits = resolve(str(tmp_path), split=0.2)
-    source = splits.train
-    assert isinstance(source.source, ShardSource) and len(source) == 48
+    source = resolve(str(tmp_path), split=0.2).train
     kept = source.source.shards[source.rows]
 
     def shuffled(seed: int, at_once: int = 2) -> np.ndarray:
         return source.shuffled(torch.Generator().manual_seed(seed), shards_at_once=at_once).numpy()
 
     order = shuffled(0)
-    assert order.dtype == np.int64 and sorted(order.tolist()) == list(range(48))
+    assert (type(source.source), order.dtype, sorted(order)) == (ShardSource, np.int64, [*range(48)])
     shards = kept[order].reshape(3, 16)  # windows of two shards of eight
     assert [len(set(window)) for window in shards.tolist()] == [2, 2, 2]
     assert any((np.diff(window) != 0).sum() > 3 for window in shards)  # mixed within
