@@ -44,7 +44,11 @@ def write_coco(data: Path, *more: str, folder: str = "", images: str = "images")
     return file
 
 
-named_images, objects = (lambda file: find_images([], file)[0]), partial(CocoDataset, masks=False)
+objects = partial(CocoDataset, masks=False)
+
+
+def named_images(file: Path):
+    return find_images([], file)[0]
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "{there}/secret.png"])

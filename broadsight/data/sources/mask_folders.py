@@ -91,10 +91,8 @@ class MaskFolder(Dataset):
         known[known] = self._listed[indices[known]]
         if not known.all():
             ignored = "" if self.ignore is None else f" or {self.ignore} to ignore"
-            what = (
-                f"{self.mask(i)} holds {indices[~known][0]}, which is none of the {len(self.classes)} classes{ignored}"
-            )
-            raise ValueError(f"{what}; correct the mask or the list of classes")
+            what = f"{indices[~known][0]}, which is none of the {len(self.classes)} classes{ignored}"
+            raise ValueError(f"{self.mask(i)} holds {what}; correct the mask or the list of classes")
         return tv_tensors.Mask(torch.from_numpy(indices))
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:

@@ -49,7 +49,7 @@ def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[s
     """The folders that are parts of a data set: "train" and "val", or "all": None if these folders are none."""
     called = {folder.lower(): folder for folder in reversed(folders)}
     train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
-    # beside folders that are no parts, "train" may be a class: it is also a vehicle
+    # beside folders that are no parts, `train` may be a class: it is also a vehicle
     if all(name.lower() in PARTS for name in folders) or (train and is_part(train)):
         return {key: name for key, name in (("train", train), ("val", val)) if name} or {"all": None}
     return {"all": None}

@@ -233,9 +233,8 @@ def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: in
     if file is not None and max(labels) >= len(classes):
         raise ValueError(f"{file} names {len(classes)} classes, but {place} has label {max(labels)}; add the names")
     classes = classes or [str(label) for label in range(max(labels) + 1)]
-    return Part(
-        ShardSource(indices, members, labels, classes, channels), place, noted("samples skipped", skipped) + refused
-    )
+    notes = noted("samples skipped", skipped) + refused
+    return Part(ShardSource(indices, members, labels, classes, channels), place, notes)
 
 
 def class_names(folder: Path) -> tuple[list[str], Path | None]:
