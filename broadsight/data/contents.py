@@ -1,7 +1,4 @@
-"""Digests of the content of images, by which a resumed run notices replaced files.
-
-Neither times nor places count, so that data may be moved or copied.
-"""
+"""Digests of the content of images, wherever and however old, by which a resumed run notices replaced files."""
 
 import hashlib
 import os
@@ -36,10 +33,8 @@ def _of_part(source: Any) -> str:
         labels = np.asarray(getattr(source, "labels", np.zeros(len(turns), np.int64)))
         places = ranks(np.array([int.from_bytes(turn, "big") for turn in turns], np.uint64), labels)
         read = places < max(1, READ // len(np.unique(labels)))
-    lines = sorted(
-        (turn, hashlib.blake2b(source.vouch(row, bool(read[row])), digest_size=16).digest())
-        for row, turn in enumerate(turns)
-    )
+    vouched = (hashlib.blake2b(source.vouch(row, bool(read[row])), digest_size=16) for row in range(len(turns)))
+    lines = sorted((turn, found.digest()) for turn, found in zip(turns, vouched, strict=True))
     return hashlib.sha256(b"".join(turn + line for turn, line in lines)).hexdigest()[:32]
 
 

@@ -1,8 +1,4 @@
-"""One image from a file: upright, in RGB or grey, or one error that says why not.
-
-`open_image` is the only place that asks PIL to open a file, and names the accepted formats. PIL knows forty more, some
-of which start other programs (EPS starts Ghostscript).
-"""
+"""One image from a file: upright, in RGB or grey, or one error that says why not."""
 
 import contextlib
 import io
@@ -19,10 +15,10 @@ from PIL import ExifTags, Image, ImageFile
 
 from ..files import check_regular
 
-# Formats by PIL's names. MPO is JPEG with further images behind it; HEIF needs pillow-heif.
+# Formats by PIL's names; of forty more, some start other programs, as EPS does Ghostscript. MPO is JPEG with further
+# images behind it; HEIF needs pillow-heif.
 ACCEPTED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "MPO", "HEIF")
 KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF"
-NO_IMAGE = f"not an image, or of a kind that is not read here; expected {KINDS}"
 MOST_BYTES = 2 * 2**30  # of a file; the largest image that PIL takes has half of that uncompressed
 STRIP = 1 << 22  # pixels that are converted at once where that takes several times the memory of the image
 
@@ -37,9 +33,6 @@ UPRIGHT = {orientation: Image.Transpose[name] for orientation, name in enumerate
 SILENCE = logging.NullHandler()
 QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
-# Upper ends of the usual ranges of numbers other than bytes; the first that holds all values of an image counts.
-WHITE = (1, 255, 65535)
-
 
 class UnreadableImage(ValueError):
     """A file without a whole image in it."""
@@ -51,13 +44,8 @@ def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3)
     Transparent parts become white; of an animation, the first frame is taken. More than 8 bits a channel are scaled,
     not clipped: 65535 becomes 255. Numbers of 32 bits and floating-point ones are scaled from the first of these ranges
     that holds all values of the image: 0 to 1 (floating-point only), 0 to 255 (likewise), 0 to 65535, or else from
-    the smallest to the largest of them; not-a-number becomes black.
-
-    Whatever is wrong is an UnreadableImage of one line: missing, not an image, of another format, cut short, damaged,
-    above 2 GB or twice `PIL.Image.MAX_IMAGE_PIXELS` (179 million pixels), or too large for the memory left.
-
-    The first call turns PIL's warnings off in this process: doing so for each image takes 6 % of the time for a small
-    one and is not safe among threads.
+    the smallest to the largest of them; not-a-number becomes black. Whatever is wrong is an UnreadableImage of one
+    line, also above 2 GB or twice `PIL.Image.MAX_IMAGE_PIXELS` (179 million), or with too little memory left.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels={channels} is neither 1 (grey) nor 3 (RGB)")
@@ -75,10 +63,7 @@ def decode(file: str | Path | BinaryIO | bytes | Image.Image, channels: int = 3)
 
 
 def open_image(file: str | Path | BinaryIO | bytes) -> ImageFile.ImageFile:
-    """A file as PIL opens it, with only the header read; for `with`, where stored values are needed, as of masks.
-
-    Raises OSError, ValueError or SyntaxError, PIL's or ours, for what is no regular file, too long, or not in ACCEPTED.
-    """
+    """A file of an ACCEPTED format as PIL opens it, with only its header read, or OSError, ValueError, SyntaxError."""
     _keep_quiet()
     if isinstance(file, str | Path):
         check_regular(file, MOST_BYTES)
@@ -88,7 +73,7 @@ def open_image(file: str | Path | BinaryIO | bytes) -> ImageFile.ImageFile:
 
 
 def _keep_quiet() -> None:
-    """Turn off PIL's warnings, and its log unless a handler was set."""
+    """Turn off PIL's warnings, and its log unless a handler was set; once, as it is slow and unsafe for threads."""
     logging.getLogger("PIL").addHandler(SILENCE)
     if QUIET not in warnings.filters:
         warnings.filterwarnings("ignore", module=QUIET[3].pattern)
@@ -126,7 +111,10 @@ def _decoded(image: Image.Image, channels: int) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = _scaled(image).convert(mode)
     elif image.has_transparency_data:
-        image = _on_white(image, mode)
+        whole, image = image, Image.new(mode, image.size)
+        for top, bottom in _strips(whole):
+            strip = whole.crop((0, top, whole.width, bottom)).convert("RGBA")
+            image.paste(Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert(mode), (0, top))
     elif image.mode != mode:
         image = image.convert(mode)
     if turn is not None:
@@ -142,24 +130,15 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
     return ((top, min(top + rows, image.height)) for top in range(0, image.height, rows))
 
 
-def _on_white(image: Image.Image, mode: str) -> Image.Image:
-    found = Image.new(mode, image.size)
-    for top, bottom in _strips(image):
-        strip = image.crop((0, top, image.width, bottom)).convert("RGBA")
-        found.paste(Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert(mode), (0, top))
-    return found
-
-
 def _scaled(image: Image.Image) -> Image.Image:
-    stored = np.asarray(image)  # H W
-    places = list(_strips(image))
+    stored, places = np.asarray(image), list(_strips(image))  # H W
 
     def values(top: int, bottom: int) -> np.ndarray:
         with np.errstate(invalid="ignore"):  # some not-a-numbers complain when they are converted
             return np.nan_to_num(np.asarray(stored[top:bottom], np.float64), posinf=0, neginf=0)
 
     low, high = min(values(*rows).min() for rows in places), max(values(*rows).max() for rows in places)
-    usual = WHITE if image.mode == "F" else WHITE[-1:]
+    usual = (1, 255, 65535) if image.mode == "F" else (65535,)
     white = next((white for white in usual if low >= 0 and high <= white), None)
     least, white = (low, high - low) if white is None else (0.0, white)
     scaled = np.empty(stored.shape, np.uint8)
@@ -174,9 +153,11 @@ def _reason(error: Exception, file: str | Path | BinaryIO | bytes | Image.Image)
     """Why an image cannot be read, in one line and without the address of a file object."""
     if isinstance(error, Image.UnidentifiedImageError):
         empty = Path(file).stat().st_size == 0 if isinstance(file, str | Path) else file == b""
-        return "empty file" if empty else NO_IMAGE
-    if isinstance(error, MemoryError | OverflowError | struct.error):
-        return _too_much(error) if isinstance(error, MemoryError) else f"damaged ({error})"
+        return "empty file" if empty else f"not an image, or of a kind that is not read here; expected {KINDS}"
+    if isinstance(error, MemoryError):
+        return _too_much(error)
+    if isinstance(error, OverflowError | struct.error):
+        return f"damaged ({error})"
     if isinstance(error, Image.DecompressionBombError):
         return f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; see PIL.Image.MAX_IMAGE_PIXELS"
     if isinstance(error, OSError) and error.strerror:

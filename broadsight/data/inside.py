@@ -1,8 +1,4 @@
-"""Refusing files that a list or a COCO file names outside of the folder of that data.
-
-Such a file may come from a stranger, with absolute names or `..` in them. Links in a folder are the user's own and are
-followed.
-"""
+"""Refusing files outside of their folder that a stranger's list or COCO file may name; links in it are followed."""
 
 import os
 from collections.abc import Generator, Iterable, Sequence
@@ -29,16 +25,13 @@ def refuse_outside(file: Path, names: Iterable[str], folders: Sequence[Path]) ->
     """Raise ValueError if names that a file lists, relative to the first of some folders, lead out of all of them."""
     outside = [] if _ALLOWED.get() else [name for name in names if not is_inside(name, folders)]
     if outside:
-        raise ValueError(
-            f"{file} names {len(outside):,} {'file' if len(outside) == 1 else 'files'} outside of "
-            f"{os.path.abspath(folders[0])}: {some(outside, 3)}; if they are meant, add --allow-outside "
-            "(in Python: with broadsight.data.inside.outside_allowed())"
-        )
+        what = f"{len(outside):,} file{'s' * (len(outside) > 1)} outside of {os.path.abspath(folders[0])}"
+        hint = "add --allow-outside (in Python: with broadsight.data.inside.outside_allowed())"
+        raise ValueError(f"{file} names {what}: {some(outside, 3)}; if they are meant, {hint}")
 
 
 def is_inside(name: str, folders: Sequence[Path]) -> bool:
-    """Whether a path, relative to the first of some folders, leads into one of them. Links are followed only where the
-    path goes up again."""
+    """Whether a path, relative to the first of some folders, leads into one; links count where it goes up again."""
     if not os.path.isabs(name) and not os.path.splitdrive(name)[0] and ".." not in name:
         return True  # most of a million
     whole = os.path.join(os.path.abspath(folders[0]), name)

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -60,8 +60,8 @@ class Transforms:
                 **extra,
             )
         except AssertionError:  # how timm refuses a policy
-            what = f"auto_augment={extra.get('auto_augment')}"
-            raise ValueError(f"{what}; expected a policy of timm's, such as rand-m9-mstd0.5-inc1") from None
+            hint = "expected a policy of timm's, such as rand-m9-mstd0.5-inc1"
+            raise ValueError(f"auto_augment={extra.get('auto_augment')}; {hint}") from None
         if not training:
             transform.transforms[0] = BoundedResize(transform.transforms[0], self.size)
         for step in transform.transforms:
@@ -74,9 +74,8 @@ class Transforms:
 class BoundedResize:
     """torchvision's `resize` of the shorter side before a centre crop, without large intermediate images.
 
-    An image of 1 x 8,000 pixels, resized to a shorter side of 256, would have two million on the longer one: 2 GB, of
-    which a square of 224 pixels is kept. Of such images the crop alone is computed, from the same pixels and by the
-    same filter: a few values differ by one of 255 levels.
+    Of an image of 1 x 8,000 pixels, which would have two million on the longer side, the crop alone is computed, from
+    the same pixels and by the same filter: a few values differ by one of 255 levels.
     """
 
     def __init__(self, resize: Any, crop: int):
@@ -112,8 +111,7 @@ def _flat(items: Any) -> Iterator[Any]:
 class SourceDataset(Dataset):
     """A source's images, transformed to bytes (C, H, W). Each depends on its key alone, not on worker or moment.
 
-    An unreadable image is skipped and reported, or an error if `strict`: in training the next readable one takes its
-    place, so that batches keep their size; in evaluation the batch is smaller.
+    An unreadable one is skipped and reported, or an error if `strict`; in training the next readable takes its place.
     """
 
     def __init__(
@@ -147,8 +145,7 @@ class SourceDataset(Dataset):
         """The `_item` of the image, or of the next readable one, and its index."""
         epoch, place, index = key
         attempts = min(IN_A_ROW, len(self.source)) if self.training else 1
-        for attempt in range(attempts):
-            at = (index + attempt) % len(self.source)
+        for at in (number % len(self.source) for number in range(index, index + attempts)):
             if self.training:
                 seed_transforms(self.seed, epoch, place)
             try:
@@ -157,8 +154,8 @@ class SourceDataset(Dataset):
                 name = self.source.name(at)
                 reason = str(error).removeprefix(f"{name}: ")
                 if self.strict:
-                    what = f"{name} cannot be read ({reason})"
-                    raise UnreadableImage(f"{what}; without --strict it would be skipped") from None
+                    hint = "without --strict it would be skipped"
+                    raise UnreadableImage(f"{name} cannot be read ({reason}); {hint}") from None
                 skipped.append((name, reason))
         if self.training:
             raise UnreadableImage(f"{attempts} images in a row cannot be read, last {skipped[-1][0]}: {skipped[-1][1]}")
@@ -177,47 +174,35 @@ class SourceDataset(Dataset):
             raise UnreadableImage(f"cannot be prepared ({type(error).__name__}: {reason})") from error
 
 
+@dataclass(eq=False)
 class TrainOrder:
     """The batches of an epoch for one of several processes: iterating gives lists of keys.
 
     All processes draw the same order, or take the source's own (`shuffled`). Each takes its share of every batch, in as
     many passes as are accumulated, so the images of an update do not depend on the number of processes.
-
-    Args:
-        batch: Images of an update, over all processes and passes.
-        repeats: How often each image comes in an epoch; the epoch ends after as many as there are images.
-        updates: Updates of an epoch, if that is not one pass over the images. Pass then follows pass, each in an
-            order of its own, and an epoch may end anywhere in one.
     """
 
-    def __init__(
-        self,
-        source: Any,
-        batch: int,
-        *,
-        seed: int = 0,
-        rank: int = 0,
-        processes: int = 1,
-        accumulate: int = 1,
-        repeats: int = 1,
-        updates: int | None = None,
-    ):
-        shares = processes * accumulate
+    source: Any
+    batch: int  # images of an update, over all processes and passes
+    _: KW_ONLY
+    seed: int = 0
+    rank: int = 0
+    processes: int = 1
+    accumulate: int = 1
+    repeats: int = 1  # how often an image comes in an epoch, which ends after as many as there are images
+    updates: int = 0  # of an epoch, if that is not one pass over the images, but may end anywhere in one
+
+    def __post_init__(self) -> None:
+        batch, count, shares = self.batch, len(self.source), self.processes * self.accumulate
         if batch % shares:
-            among = f"{processes} processes" + (f" with accumulate={accumulate}" if accumulate > 1 else "")
+            among = f"{self.processes} processes" + f" with accumulate={self.accumulate}" * (self.accumulate > 1)
             near = max(1, round(batch / shares)) * shares
             raise ValueError(f"batch_size={batch} does not divide among {among}; take batch_size={near}")
-        if batch > len(source) and updates is None:
-            what = f"batch_size={batch} does not fit: there are {len(source)} training images"
-            raise ValueError(f"{what}; take --set batch_size={shares * max(1, len(source) // shares)}")
-        self.source, self.batch, self.seed = source, batch, seed
-        self.rank, self.processes, self.accumulate, self.repeats = rank, processes, accumulate, repeats
-        self.epoch, self.first, self._updates = 0, 0, updates
-
-    @property
-    def updates(self) -> int:
-        """Updates of an epoch; images that fill no batch are left for another epoch's order."""
-        return self._updates or len(self.source) // self.batch
+        self.epoch, self.first, self.one_pass = 0, 0, not self.updates
+        if batch > count and self.one_pass:
+            what = f"batch_size={batch} does not fit: there are {count} training images"
+            raise ValueError(f"{what}; take --set batch_size={shares * max(1, count // shares)}")
+        self.updates = self.updates or count // batch  # images that fill no batch are left for another epoch's order
 
     def start(self, epoch: int, first: int = 0) -> None:
         """Continue with this epoch from its update `first` on."""
@@ -225,9 +210,9 @@ class TrainOrder:
 
     def order(self) -> Tensor:
         """Indices of the epoch, one for each place in it."""
-        if self._updates is None:
+        if self.one_pass:
             return self._pass(self.epoch)
-        start, count = self.epoch * self._updates * self.batch, self._updates * self.batch
+        start, count = self.epoch * self.updates * self.batch, self.updates * self.batch
         passes = range(start // len(self.source), (start + count - 1) // len(self.source) + 1)
         order = torch.cat([self._pass(number) for number in passes])
         return order[start - passes.start * len(self.source) :][:count]
@@ -277,8 +262,7 @@ def load(images: Dataset, order: TrainOrder | EvalOrder, *, workers: int = 0, pi
         pin_memory=pin_memory,
         worker_init_fn=_quiet_worker,
         persistent_workers=workers > 0,
-        # Not torch's global generator: what it draws for the workers' seeds would be missing elsewhere.
-        generator=torch.Generator().manual_seed(0),
+        generator=torch.Generator().manual_seed(0),  # or what workers' seeds take of torch's own is missing elsewhere
     )
 
 

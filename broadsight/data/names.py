@@ -1,8 +1,4 @@
-"""Names of files, classes and runs, written so that they stay mere text.
-
-A name may be a formula to a spreadsheet, a link or HTML to a Markdown page, a command to a terminal, or a way out of a
-folder. For HTML see `report.words.escape`.
-"""
+"""Names of files, classes and runs as mere text: no formula, link, HTML, command or way out of a folder."""
 
 import csv
 import os
@@ -27,11 +23,7 @@ _NO_FILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u200e\u200f\u2028-\u202e\u
 
 
 class CsvRows:
-    """Writes rows of a CSV file for programs and spreadsheets alike.
-
-    Text that a spreadsheet would take for a formula gets an apostrophe in front, which spreadsheets and `csv_text`
-    remove. Numbers, and texts that are numbers, stay as they are.
-    """
+    """Writes rows of a CSV file for programs and spreadsheets alike: see `csv_cell`."""
 
     def __init__(self, file: TextIO):
         self.watched = file.isatty()  # a terminal would obey what a file keeps
@@ -47,7 +39,7 @@ class CsvRows:
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell as it is written: text that would be a formula behind an apostrophe."""
+    """A cell as it is written: text that would be a formula behind an apostrophe, which spreadsheets remove."""
     return value if not isinstance(value, str) or _NUMBER.fullmatch(value) else _FORMULA.sub("'", value)
 
 
@@ -64,8 +56,7 @@ def markdown(text: object) -> str:
 def markdown_code(text: object) -> str:
     """The same as inline code; not for tables, where a bar would end the column."""
     text = printable(str(text))
-    marks = _fence(text)
-    space = " " if text[:1] in ("`", " ") or text[-1:] in ("`", " ") or not text else ""
+    marks, space = _fence(text), " " if text[:1] in ("`", " ", "") or text[-1:] in ("`", " ") else ""
     return f"{marks}{space}{text}{space}{marks}"
 
 

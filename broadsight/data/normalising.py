@@ -13,10 +13,7 @@ def per_channel(values: Iterable[float], channels: int) -> tuple[float, ...]:
 
 
 class Normalise:
-    """(B, C, H, W) of bytes -> the same of floats, on the device: one subtraction and one product.
-
-    `mean` and `std` are of values between 0 and 1, one for each channel.
-    """
+    """(B, C, H, W) of bytes -> the same of floats, on the device; `mean` and `std` are of values between 0 and 1."""
 
     def __init__(
         self,

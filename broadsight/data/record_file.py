@@ -1,5 +1,6 @@
 """Images of one size in one file that many processes read and fill at once, and that survives their crashes."""
 
+import contextlib
 import io
 import os
 import warnings
@@ -14,10 +15,9 @@ from ..files import whole_file
 class RecordFile:
     """`count` uint8 arrays of one shape, each with its checksum: a structured .npy that np.load can map.
 
-    The file is created when first needed; one of another size or kind is replaced. A record without the right checksum
-    does not count, so that neither a process that dies halfway, nor two that write the same one, nor a damaged disk
-    gives a wrong image. Nothing stays open between calls, for pickling, forks and files that other processes replace.
-    Plain reads and writes rather than a memory map: a full disk is then an error to be caught, not a deadly signal.
+    A record without the right checksum does not count, so that neither a process that dies halfway, nor two that write
+    the same one, nor a damaged disk gives a wrong image. Nothing stays open between calls, for pickling and forks, nor
+    mapped: a full disk is then an error to be caught, not a deadly signal.
     """
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...]):
@@ -43,9 +43,8 @@ class RecordFile:
                 record = file.read(self.record)
         except OSError:
             return None
-        data = record[4:]
-        whole = len(record) == self.record and record[:4] == checksum(data)
-        return np.frombuffer(data, np.uint8).reshape(self.shape) if whole else None
+        whole = len(record) == self.record and record[:4] == checksum(record[4:])
+        return np.frombuffer(record[4:], np.uint8).reshape(self.shape) if whole else None
 
     def write(self, i: int, data: np.ndarray) -> None:
         """Keep an array as record i if possible; a reader sees all of it or nothing."""
@@ -60,30 +59,20 @@ class RecordFile:
             self.give_up(error)
 
     def usable(self) -> bool:
+        """Whether there is a file, or can be: a missing one is made, one of another size or kind replaced."""
         if self.state == "unknown":
-            self.state = "usable"
+            self.state, size = "usable", len(self.header) + self.count * self.record
             try:
-                if not self.intact():
-                    self.create()
+                with contextlib.suppress(FileNotFoundError), self.path.open("rb", buffering=0) as file:
+                    if os.fstat(file.fileno()).st_size == size and file.read(len(self.header)) == self.header:
+                        return True
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(self.path) as unfinished, unfinished.open("wb") as file:  # of two, the later one wins
+                    file.write(self.header)
+                    file.truncate(size)  # full of holes: takes no room yet
             except OSError as error:
                 self.give_up(error)
         return self.state == "usable"
-
-    def intact(self) -> bool:
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                whole = size == len(self.header) + self.count * self.record
-                return whole and file.read(len(self.header)) == self.header
-        except FileNotFoundError:
-            return False
-
-    def create(self) -> None:
-        """Put an empty file there; of two processes that do so, the later one wins."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(self.path) as unfinished, unfinished.open("wb") as file:
-            file.write(self.header)
-            file.truncate(len(self.header) + self.count * self.record)  # full of holes: takes no room yet
 
     def give_up(self, error: OSError) -> None:
         self.state = "unusable"

@@ -1,7 +1,4 @@
-"""Seeds for each sample and each update by its place in the run, which makes resuming exact.
-
-Nothing depends on the number of workers, on where a run was interrupted, or on other random draws.
-"""
+"""Seeds for each sample and each update by its place in the run alone, which makes resuming exact."""
 
 import random
 

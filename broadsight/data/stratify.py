@@ -32,17 +32,15 @@ def stratified(
     """Which of N images to hold out, (N,) of booleans, in the order of the hashes of their names.
 
     Each may show several classes or none, and has a weight in `sizes`. Of every class a fraction is held out, at least
-    one image and never the last, the rarest class first; more than the fraction where the classes need it. A class is
-    still missed if it is in a single image, or only in images that other classes cannot lose; see `missed`.
+    one image and never the last, the rarest class first; see `missed` for those of which none can be.
     """
     sets, images = _images_of(classes)
     sizes = np.ones(len(names)) if sizes is None else np.asarray(sizes, float)
-    best, fewest = np.zeros(len(names), bool), len(images) + 1
-    numbers = np.array([len(some) for some in images], np.int64)
+    best, fewest, numbers = np.zeros(len(names), bool), len(images) + 1, np.array([*map(len, images)], np.int64)
     # some image could be held out for them: none of what it shows is in that image alone
     reachable = {one for shown in sets if (numbers[shown] > 1).all() for one in shown.tolist()}
     for attempt in range(ORDERS if len(names) < MANY else FEW_ORDERS):
-        turns = [turn(name, seed) if not attempt else turn(f"{attempt}/{name}", seed) for name in names]
+        turns = [turn(f"{attempt}/{name}" if attempt else name, seed) for name in names]
         order = np.argsort(np.array(turns, np.uint64), kind="stable")
         held = _held(order, sets, images, fraction, sizes)
         lost = len(reachable - _shown(sets, held))
@@ -56,8 +54,7 @@ def stratified(
 def missed(classes: Sequence[Sequence[int]], held: np.ndarray) -> tuple[list[int], list[int]]:
     """The classes that no held-out image shows: those in a single image, and those in several."""
     sets, images = _images_of(classes)
-    there = _shown(sets, held)
-    lost = [one for one, some in enumerate(images) if some and one not in there]
+    lost = sorted({one for one, some in enumerate(images) if some} - _shown(sets, held))
     return [one for one in lost if len(images[one]) == 1], [one for one in lost if len(images[one]) > 1]
 
 
@@ -75,22 +72,19 @@ def _held(
     order: np.ndarray, sets: list[np.ndarray], images: list[list[int]], fraction: float, sizes: np.ndarray
 ) -> np.ndarray:
     """One way to hold out a fraction, with images in an order."""
-    place = np.argsort(order)
-    left = np.array([len(some) for some in images], np.int64)
+    place, left = np.argsort(order), np.array([*map(len, images)], np.int64)
     quotas = np.minimum(np.maximum(np.floor(fraction * left + 1e-9), 1), left - 1)
-    held = np.zeros(len(order), bool)
-    taken, trained = np.zeros(len(images), np.int64), len(order)
+    held, taken, trained = np.zeros(len(order), bool), np.zeros(len(images), np.int64), len(order)
 
     def take(image: int) -> bool:
         nonlocal trained
         shown = sets[image]
-        if held[image] or trained == 1 or (left[shown] <= 1).any():
-            return False
-        left[shown] -= 1
-        taken[shown] += 1
-        trained -= 1
-        held[image] = True
-        return True
+        free = not held[image] and trained > 1 and (left[shown] > 1).all()
+        if free:
+            left[shown] -= 1
+            taken[shown] += 1
+            trained, held[image] = trained - 1, True
+        return bool(free)
 
     for one in np.argsort(left, kind="stable").tolist():  # the rarest first: later it could not be had any more
         for image in sorted(images[one], key=place.__getitem__):

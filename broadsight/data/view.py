@@ -37,11 +37,7 @@ class Rows:
 
 
 class View(Rows):
-    """Rows of another source, under its own classes or as another one numbers them.
-
-    Args:
-        places: For each class of the source its number among `classes`; -1 where no image of it may occur.
-    """
+    """Rows of another source, under its classes or, by their `places` (-1 where no image may occur), under others."""
 
     def __init__(
         self,

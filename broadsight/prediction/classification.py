@@ -39,26 +39,13 @@ class Prediction(NamedTuple):
 
 
 def predict_images(
-    classifier: Classifier,
-    source: Source,
-    *,
-    top: int = 5,
-    batch: int = 64,
-    workers: int = 0,
+    classifier: Classifier, source: Source, *, top: int = 5, batch: int = 64, workers: int = 0
 ) -> Generator[Prediction, None, None]:
-    """Every image of a source, in its order.
-
-    Args:
-        source: Such as `find_images` gives; its images are read in grey where the model takes grey ones.
-        top: Classes of each image; all if the model has no more.
-        batch: Images of a pass through the model.
-        workers: Processes that read images; with none, this one does.
-    """
+    """The `top` classes of every image of a source such as `find_images` gives, in its order."""
     if isinstance(source, Unlabelled):
         source = source.in_channels(classifier.transforms.channels)
-    names = classifier.classes
     images = SourceDataset(source, classifier.transforms.build(training=False))
-    order = EvalOrder(source, batch)
+    names, order = classifier.classes, EvalOrder(source, batch)
     loader = load(images, order, workers=workers, pin_memory=classifier.device.type == "cuda")
     try:
         for keys, found in zip(order, loader, strict=True):
@@ -69,9 +56,8 @@ def predict_images(
             skipped = iter(found.skipped)
             for _, _, index in keys:  # a batch holds apart what could be read and what could not
                 if index in read:
-                    places, values = read[index]
-                    classes = tuple(names[place] for place in places)
-                    yield Prediction(source.name(index), classes, tuple(places), tuple(values))
+                    places, values = map(tuple, read[index])
+                    yield Prediction(source.name(index), tuple(names[place] for place in places), places, values)
                 else:
                     name, reason = next(skipped)
                     yield Prediction(name, error=reason)
@@ -108,14 +94,10 @@ class CsvWriter:
 
 
 class JsonWriter:
-    """One object for each image, in an array or each on a line of its own.
-
-    Letters beyond ASCII are escaped, so that names of files which are not Unicode can be written, and read by Python.
-    """
+    """One object for each image, in an array or each on a line of its own; in ASCII, since names may be no Unicode."""
 
     def __init__(self, file: TextIO, lines: bool = False):
-        self.file, self.lines = file, lines
-        self.before = "" if lines else "[\n"
+        self.file, self.lines, self.before = file, lines, "" if lines else "[\n"
 
     def write(self, prediction: Prediction) -> None:
         kept = zip(prediction.classes, prediction.indices, prediction.probabilities, strict=True)
@@ -137,7 +119,7 @@ def _short(probability: float) -> float:
 
 def check_output(option: str, path: str | None) -> None:
     """Refuse to write over an image: `--csv a.jpg` is meant as an option without a value."""
-    if path is not None and path != STDOUT and is_image(os.path.basename(path)):
+    if path is not None and path != STDOUT and is_image(path):
         raise ValueError(f"{option} {path}, which is named like an image; put {option} last, or write {option}=FILE")
 
 

@@ -49,7 +49,6 @@ def predict_dense(
     """Look at every image, and draw what was found into a folder if one is given.
 
     Args:
-        out: PNG files of the images' names, and for segmentation their class maps in `masks`.
         threshold: The lowest score that is drawn and told; result files have everything.
         boxes: Of pose models, where the objects are: (N, 4) by name of the image; without it, the whole image.
         seen: Told how many images are done.
@@ -58,8 +57,7 @@ def predict_dense(
     source = source.in_channels(run.channels)
     names = [source.name(index) for index in range(len(source))]
     ids, stems = image_ids(names), unique_stems(names)
-    findings = Findings()
-    find = finder(run, **views)
+    findings, find = Findings(), finder(run, **views)
     for index, name in enumerate(names):
         try:
             with within_memory():
@@ -97,19 +95,14 @@ def finder(run: DenseModel, **views: Any) -> Callable[[Image.Image, Tensor | Non
 def _pose(run: DenseModel, scorer: PoseScorer, image: Image.Image, boxes: Tensor | None) -> dict[str, Tensor]:
     """Keypoints of the objects in boxes (N, 4), or of the one that fills the image."""
     boxes = torch.tensor([[0.0, 0.0, image.width, image.height]]) if boxes is None else boxes.float()
-    size = crop_size(run.recipe)
-    points = torch.zeros(0, len(run.keypoint_names), 3)
+    size, points = crop_size(run.recipe), torch.zeros(0, len(run.keypoint_names), 3)
     if len(boxes):
         back = invert_affine(crop_affine(boxes.double(), size))
         crops = torch.stack([cut_out(image, matrix, size) for matrix in back])
         points = scorer.find(run.model, crops, back)
-    return dict(
-        boxes=boxes,
-        labels=torch.ones(len(boxes), dtype=torch.int64),
-        scores=points[..., 2].mean(1).clamp(0, 1),
-        keypoints=points,
-        keypoints_scores=points[..., 2],
-    )
+    labels, scores = torch.ones(len(boxes), dtype=torch.int64), points[..., 2]
+    mean = scores.mean(1).clamp(0, 1)
+    return dict(boxes=boxes, labels=labels, scores=mean, keypoints=points, keypoints_scores=scores)
 
 
 def _draw(run: DenseModel, image: Image.Image, found: Any, out: Path, name: str, threshold: float) -> None:

@@ -22,10 +22,7 @@ class Request(ModelOptions, Views, Machine):
     top: int = option(5, "classes of each image, the most probable first", of=(CLASSIFIERS,), least=1)
     csv: str | None = option(None, "print CSV, not a table, or write it to FILE; comes last", metavar="FILE", bare="-")
     json: str | None = option(
-        None,
-        "print JSON, not a table, or write it to FILE; .jsonl has a line for each image",
-        metavar="FILE",
-        bare="-",
+        None, "print JSON, not a table, or write it to FILE; .jsonl has a line for each image", metavar="FILE", bare="-"
     )
     light: bool = option(False, "let a 'map' pool classify with its averaged tokens alone", of=(CLASSIFIERS,))
     out: str | None = option(

@@ -68,7 +68,6 @@ def classify(
     """The classes of each image, one after the other, added to a summary and to the files that the request names."""
     total, batch, top = len(source), request.batch, min(request.top, classifier.num_classes)
     workers = useful_workers(total, batch) if request.workers is None else request.workers
-
     progress(0, total, classifier.title)
     with ExitStack() as stack:
         writers = [stack.enter_context(writing(path, top, form)) for form, path in request.outputs.items()]
@@ -90,14 +89,11 @@ def find(request: Request, run: DenseModel, source: Unlabelled, progress: Progre
     folder = Path(request.out) if request.out else None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-
-    def seen(done: int) -> None:
-        progress(done, len(source), run.title)
-
-    seen(0)
+    progress(0, len(source), run.title)
     options: dict[str, Any] = dict(flip=request.flip, scales=request.scales, slide=request.slide)
     options |= dict(threshold=request.threshold, boxes=read_boxes(request.boxes) if request.boxes else None)
-    findings = predict_dense(run, source, folder, seen=seen, **options)
+    options["seen"] = lambda done: progress(done, len(source), run.title)
+    findings = predict_dense(run, source, folder, **options)
     results = Path(request.json) if request.json and request.json != "-" else folder and folder / RESULTS
     table = Path(request.csv) if request.csv else None
     write_findings(findings, run, results=results, table=table, command=request.command)

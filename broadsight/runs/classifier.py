@@ -90,16 +90,11 @@ class Classifier(Verbs):
         return tuple(map(str, range(self.num_classes)))
 
     def logits(self, images: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W) -> logits (B, num_classes) in single precision; keeps gradients if asked to.
-
-        Numbers that are not finite are a RuntimeError: whoever counts right answers would count those as anything.
-        """
+        """Normalised images (B, C, H, W) -> finite logits (B, num_classes) in single precision, or a RuntimeError."""
         found = self.model(images).float()
         if wrong := int((~torch.isfinite(found)).any(-1).sum()):
-            raise RuntimeError(
-                f"{self.title} answers {wrong} of {len(found)} images with numbers that are not finite; "
-                "its weights are damaged or its training has diverged"
-            )
+            what = f"{self.title} answers {wrong} of {len(found)} images with numbers that are not finite"
+            raise RuntimeError(f"{what}; its weights are damaged or its training has diverged")
         return found
 
 
@@ -117,8 +112,7 @@ def open_classifier(
 
     Args:
         source: A run folder (or any folder that timm loads as local-dir), or a timm name.
-        checkpoint: Weights for a timm name, instead of timm's own: a file, a run folder, or "package" for those of an
-            installed package; see `broadsight.weights.packaged`.
+        checkpoint: Weights for a timm name: a file, a run folder, or "package" (see `broadsight.weights.packaged`).
         pretrained: Without a checkpoint, timm's own weights; else random ones, for a trial.
         model_args: Arguments of a timm name.
         size: Pixels of a side; without it what the model was trained for.
@@ -128,8 +122,7 @@ def open_classifier(
     place = chosen_device(device)
     if size is not None and size < 1:
         raise ValueError(f"--size {size}; expected pixels of a side")
-    path, channels, labels = Path(source), None, None
-    run: Mapping[str, Any] = {}
+    path, channels, labels, run = Path(source), None, None, dict[str, Any]()
     if path.is_dir():
         if checkpoint or model_args:
             raise ValueError(f"{source} is a run with weights and arguments of its own; give a timm name with others")
@@ -143,23 +136,20 @@ def open_classifier(
     if not getattr(model, "num_classes", 0):
         raise ValueError(f"{source} has no classifier; give a model that classifies")
     if light:
-        lighten = getattr(model, "lighten", None)
-        if lighten is None or not getattr(model, "has_groups", False):
+        if not hasattr(model, "lighten") or not getattr(model, "has_groups", False):
             raise ValueError(f"{source} has no multi-token pooling to lighten; leave --light out")
-        model, title = lighten(), f"{title}-light"
+        model, title = model.lighten(), f"{title}-light"
     # as the model's own description has it, at the size that it is best tested at, but for the channels
     config = resolve_model_data_config(model, use_test_size=True)
     channels = channels or config["input_size"][0]
     mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
     side = size or config["input_size"][2]
     transforms = Transforms(side, channels, mean, std, config["interpolation"], config["crop_pct"])
-    model = model.to(place).eval().requires_grad_(False)
-    normalise = Normalise(mean, std, place)
+    model, normalise = model.to(place).eval().requires_grad_(False), Normalise(mean, std, place)
     if size is not None:
-        blank = torch.zeros((1, channels, size, size), dtype=torch.uint8)
         try:
             with torch.inference_mode():
-                model(normalise(blank))
+                model(normalise(torch.zeros((1, channels, size, size), dtype=torch.uint8)))
         except Exception as error:
             raise ValueError(f"--size {size} does not suit {title}: {first_line(error)}") from None
     return Classifier(title, str(source), model, transforms, labels, normalise, run)
@@ -179,10 +169,8 @@ def _of_run(path: Path) -> tuple[Any, tuple[str, ...] | None, dict[str, Any]]:
     if "architecture" not in run:
         raise ValueError(f"{path / CONFIG} describes no model; give the folder that train wrote")
     if not (path / WEIGHTS).is_file():
-        raise FileNotFoundError(
-            f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation; "
-            f"finish the run: broadsight train --resume --out {path}"
-        )
+        what = f"{path} holds no weights ({WEIGHTS}), which come with its first evaluation"
+        raise FileNotFoundError(f"{what}; finish the run: broadsight train --resume --out {path}")
     RunFolder(path).check_weights(run)
     task = run.get("broadsight", {}).get("task", "classify")
     if task != "classify":
@@ -213,9 +201,8 @@ def _of_timm(
         return load_packaged(name, **arguments)
     fetched = pretrained and checkpoint is None
     if fetched and config is not None and not config.has_weights:
-        raise ValueError(
-            f"{name} comes without trained weights; give some by --checkpoint, or try random ones by --no-pretrained"
-        )
+        hint = "give some by --checkpoint, or try random ones by --no-pretrained"
+        raise ValueError(f"{name} comes without trained weights; {hint}")
     try:
         model: Any = create_backbone(name, pretrained=fetched, **arguments)
     except ValueError:

@@ -79,8 +79,7 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     path = Path(path)
     config = RunFolder(path).dense_config()
     RunFolder(path).check_weights(config)
-    where = str(path / CONFIG)
-    about = config["broadsight"]
+    where, about = str(path / CONFIG), config["broadsight"]
     settings, labels = about["settings"], about["labels"]
     try:
         recipe = Recipe().change(about["recipe"])
@@ -99,25 +98,18 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         raise
     except Exception as error:
         raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
-    model.pretrained_cfg = described
+    model.pretrained_cfg, chosen = described, chosen_device(device)
     load_given(model, path)
-    chosen = chosen_device(device)
+    pairs = {key: tuple((int(a), int(b)) for a, b in labels[key]) for key in ("flip_pairs", "skeleton")}
     return DenseModel(
-        path=path,
-        title=title(settings),
-        task=about["task"],
-        head=settings["head"],
-        model=model.to(chosen).eval(),
-        settings=settings,
-        recipe=recipe,
+        *(path, title(settings), about["task"], settings["head"], model.to(chosen).eval(), settings, recipe),
         classes=classes or (),
         category_ids={int(label): number for label, number in labels["category_ids"].items()},
         keypoint_names=tuple(labels["keypoint_names"]),
-        flip_pairs=tuple((int(a), int(b)) for a, b in labels["flip_pairs"]),
-        skeleton=tuple((int(a), int(b)) for a, b in labels["skeleton"]),
         keypoint_offset=labels["keypoint_offset"],
         parameters=about["parameters"],
         device=chosen,
+        **pairs,
     )
 
 

@@ -1,7 +1,4 @@
-"""Saves a classifier as a folder that timm, Hugging Face's transformers and this package load; and loads it.
-
-The folder holds config.json, timm's description of the model, and model.safetensors, its weights.
-"""
+"""Saves a classifier as a folder that timm, Hugging Face's transformers and this package load; and loads it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,8 +17,7 @@ from ..training.run_folder import CONFIG, WEIGHTS, RunFolder
 from ..weights.loading import load_given, read_weights
 from ..weights.writing import write_weights
 
-# Of timm's `pretrained_cfg`: what says how images reach the model, and where its ends are. Sources of weights are not
-# among it: those of the folder are beside it.
+# Of timm's `pretrained_cfg`: how images reach the model and where its ends are, but no sources of weights.
 KEPT = ("input_size", "test_input_size", "min_input_size", "fixed_input_size", "interpolation", "crop_pct")
 KEPT += ("test_crop_pct", "crop_mode", "mean", "std", "pool_size", "first_conv", "classifier", "license")
 DENSE = "dense_model"
@@ -29,17 +25,12 @@ LABELS = ("label_names", "label_descriptions")
 
 
 def save(model: nn.Module, folder: str | Path, *, labels: Sequence[str] | None = None) -> Path:
-    """Write a classifier into a new folder: whole, or nothing is left there.
-
-    Before anything is written the model is made again from its description, gets the same weights, and both answer one
-    image. So what is loaded later is the same model, whatever was changed in this one.
+    """Write a classifier into a new folder: whole, or nothing; a ValueError if its description makes another model.
 
     Args:
         model: timm's, ours, or one of these after `swap_pool`, `add_context_broadcast`, `reset_classifier`, `lighten`.
         folder: Where; it does not exist yet, or is empty.
         labels: Names of the classes, for `predict` and others; by default those that `pretrained_cfg` has.
-
-    Raises ValueError with the reason if a name and arguments do not describe the model, or no longer do.
     """
     folder = Path(folder)
     if not isinstance(model, nn.Module):
@@ -52,9 +43,8 @@ def save(model: nn.Module, folder: str | Path, *, labels: Sequence[str] | None =
     except Undescribed as error:
         raise ValueError(f"the model cannot be saved by name: {error}; or keep its state_dict()") from None
     if name == DENSE:
-        raise ValueError(
-            f"{type(model).__name__} is a dense model, which its run folder keeps; here only classifiers are saved"
-        )
+        what = f"{type(model).__name__} is a dense model, which its run folder keeps"
+        raise ValueError(f"{what}; here only classifiers are saved")
     config = _config(model, name, arguments, labels)
     _check_true(model, config, folder)
     with whole_folder(folder, durable=True) as unfinished:
@@ -67,8 +57,6 @@ def load(folder: str | Path) -> nn.Module:
     """The classifier of a folder that `save`, `broadsight train` or timm has written, in eval mode on the CPU.
 
     Nothing but this folder is read, nothing is unpickled, and weights have the precision that they were saved in.
-
-    Raises FileNotFoundError for a missing folder or file, ValueError if it holds no classifier or another's weights.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -80,9 +68,8 @@ def load(folder: str | Path) -> nn.Module:
     about = config.get("broadsight")
     task = about.get("task", "classify") if isinstance(about, Mapping) else "classify"
     if config.get("architecture") == DENSE or task != "classify":
-        raise ValueError(
-            f"{folder} holds a dense model, which finds more than classes; open its run: broadsight predict {folder}"
-        )
+        what = f"{folder} holds a dense model, which finds more than classes"
+        raise ValueError(f"{what}; open its run: broadsight predict {folder}")
     RunFolder(folder).check_weights(config)
     weights = read_weights(folder)
     model = _made(config, folder, sum(tensor.numel() for tensor in weights.values()))
@@ -141,23 +128,16 @@ def _check_true(model: nn.Module, config: Mapping[str, Any], folder: Path) -> No
     if not found and not _answers_alike(model, made, config["pretrained_cfg"]["input_size"]):
         found = "all its layers are there, but it answers otherwise"
     if found:
-        raise ValueError(
-            f"the model is not what its description makes ({found}); save one that swap_pool, add_context_broadcast or "
-            "timm have made and nobody has changed by hand, or keep its state_dict()"
-        )
+        hint = "save one that swap_pool, add_context_broadcast or timm have made and nobody has changed by hand"
+        raise ValueError(f"the model is not what its description makes ({found}); {hint}, or keep its state_dict()")
 
 
 def _answers_alike(model: nn.Module, made: nn.Module, shape: Sequence[int]) -> bool:
-    """Whether two models of the same tensors give the same for one image; `made` is of no use afterwards.
-
-    They get weights with noise: of a layer that is scaled by almost nothing, or of a classifier that begins at zero,
-    their own would not show what it does.
-    """
-    copy = deepcopy(model).cpu().float().eval()
-    generator = torch.Generator().manual_seed(0)
+    """Whether two models of the same tensors give the same for one image; `made` is of no use afterwards."""
+    copy, generator = deepcopy(model).cpu().float().eval(), torch.Generator().manual_seed(0)
     weights = copy.state_dict()
-    learned = {name for name, _ in copy.named_parameters()}
-    for name in weights.keys() & learned:
+    # with noise, or a layer that is scaled by almost nothing, or a classifier that begins at zero, would not show
+    for name in weights.keys() & {name for name, _ in copy.named_parameters()}:
         noise = 0.02 * torch.randn(weights[name].shape, generator=generator)
         weights[name] = weights[name].nan_to_num(0.0, 0.0, 0.0) + noise
     images = torch.rand(1, *shape, generator=generator)

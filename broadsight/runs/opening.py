@@ -34,10 +34,8 @@ def facts_of(run: Run, others: Iterable[Run] = ()) -> dict[str, str | None]:
     """What options are for (`Option.of`), of a run and others beside it: None, or why it does not hold."""
     task, dense = task_of(run), is_dense(run)
     here = f"this run is of --task {task}" if dense else "this is a classifier"
-    head = None
-    if isinstance(run, DenseModel):
-        head = run.head
-    elif dense:
+    head = run.head if isinstance(run, DenseModel) else None
+    if dense and head is None:
         head = RunFolder(Path(str(run))).config().get("broadsight", {}).get("settings", {}).get("head")
     whole = not (head in HEADS and HEADS[head].top_down)
     crops = f"{head} looks at crops of single objects"
@@ -83,9 +81,6 @@ def open_run(
         checkpoint, pretrained, model_args, light: Of classifiers; see `open_classifier`.
         size: Pixels of a side, of dense models of the shorter one; without it what the model was trained for.
         device: "auto", "cpu" or "cuda".
-
-    Raises FileNotFoundError where there is no such run or it has no weights yet, and ValueError for a damaged folder or
-    an option that is not for what it holds.
     """
     given: dict[str, Any] = dict(checkpoint=checkpoint, model_args=model_args, light=light)
     if isinstance(source, OPENED):

@@ -66,8 +66,7 @@ def png(shade: int) -> bytes:
 def raw_png(width: int, height: int, bits: int, kind: int, rows: bytes) -> bytes:
     """A PNG such as PIL does not write, of a colour type, from its packed rows."""
     lines = np.frombuffer(rows, np.uint8).reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
-    written = b"\x89PNG\r\n\x1a\n"
+    header, written = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0), b"\x89PNG\r\n\x1a\n"
     data = zlib.compress(np.pad(lines, ((0, 0), (1, 0))).tobytes())  # each behind a filter of 0
     for name, body in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
         written += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -90,7 +89,6 @@ def grey(source: Source, row: int) -> int:
 
 
 def greys(source: Source) -> list[int]:
-    """The brightness of all images."""
     return [grey(source, row) for row in range(len(source))]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,11 @@ def write_coco(data: Path, *more: str, folder: str = "", images: str = "images")
     return file
 
 
+objects = partial(CocoDataset, masks=False)
+
+
 def named_images(file: Path):
     return find_images([], file)[0]
-
-
-def objects(file: Path) -> CocoDataset:
-    return CocoDataset(file, masks=False)
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "images/../../secret.png", "{there}/secret.png"])
@@ -70,9 +70,7 @@ def test_list__absolute_paths_and_links_into_and_out_of_its_own_folder(data):
     (data / "away").symlink_to(data.parent.parent)
     assert not is_inside("away/../secret.png", [data]) and is_inside("away/secret.png", [data])
     assert not is_inside("..", [data]) and is_inside("a..b/c...png", [data])
-
-
-def test_coco__in_annotations_may_name_what_is_beside_that_folder(data):
+    # a COCO file in `annotations` may name what is beside that folder
     assert len(objects(write_coco(data, folder="annotations", images="../images"))) == 8
     refused("names 8 files outside of", objects, write_coco(data, folder="odd", images="../images"))
 

@@ -42,17 +42,17 @@ def test_train_order__is_a_permutation_and_another_each_epoch_with_keys_of_epoch
     batches = list(order)
     assert order.updates == len(order) == len(batches) == 2  # two images wait for another epoch
     assert [key[:2] for batch in batches for key in batch] == [(3, place) for place in range(8)]
+    source = Shades(6)
+    source.shuffled = lambda generator: torch.arange(5, -1, -1)  # a source that knows better
+    assert indices(TrainOrder(source, 2)) == [5, 4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_train_order__an_update_has_the_same_images_for_any_number_of_processes(processes, accumulate):
-    source = Shades(50)
+    source, among = Shades(50), dict(processes=processes, accumulate=accumulate)
     whole = [set(batch) for batch in TrainOrder(source, 8, seed=5)]
-    shares = [
-        list(TrainOrder(source, 8, seed=5, rank=rank, processes=processes, accumulate=accumulate))
-        for rank in range(processes)
-    ]
+    shares = [list(TrainOrder(source, 8, seed=5, rank=rank, **among)) for rank in range(processes)]
     assert {len(share) for share in shares} == {6 * accumulate}
     assert {len(batch) for share in shares for batch in share} == {8 // processes // accumulate}
     for update, expected in enumerate(whole):
@@ -77,18 +77,11 @@ def test_train_order__repeats(repeats):
     found = indices(order)
     assert len(found) == 20  # the epoch keeps its length
     runs = [found[start : start + repeats] for start in range(0, 20, repeats)]
-    assert all(len(set(run)) == 1 for run in runs)
-    assert len(set(found)) == len(runs) == -(-20 // repeats)
-    places = [place for batch in order for _, place, _ in batch]
-    assert places == list(range(20))  # each at a place of its own, hence with another augmentation
+    assert all(len(set(run)) == 1 for run in runs) and len(set(found)) == len(runs) == -(-20 // repeats)
+    # each at a place of its own, hence with another augmentation
+    assert [place for batch in order for _, place, _ in batch] == list(range(20))
     shares = [indices(TrainOrder(Shades(12), 4, repeats=2, rank=rank, processes=2)) for rank in range(2)]
     assert shares[0] == shares[1] and len(set(shares[0])) == 6
-
-
-def test_train_order__asks_a_source_that_knows_better():
-    source = Shades(6)
-    source.shuffled = lambda generator: torch.arange(5, -1, -1)
-    assert indices(TrainOrder(source, 2)) == [5, 4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -117,15 +110,14 @@ def test_images__bytes_labels_and_keys():
     batch = SourceDataset(Shades(9), pixels).__getitems__([(0, 5, 7), (0, 6, 2)])
     assert batch.images.dtype == torch.uint8 and batch.images.shape == (2, 3, 3, 4)
     assert batch.images.flatten(1).unique(dim=1).tolist() == [[7], [2]]
-    assert batch.labels.tolist() == [1, 0] and batch.keys == ((0, 5, 7), (0, 6, 2)) and batch.skipped == ()
-    assert batch.failure == ""
-
-
-def noise(image: Image.Image) -> torch.Tensor:
-    return (255 * torch.rand(3, 2, 2)).byte()
+    assert batch.labels.tolist() == [1, 0] and batch.keys == ((0, 5, 7), (0, 6, 2))
+    assert (batch.skipped, batch.failure) == ((), "")
 
 
 def test_images__depend_on_the_key_alone():
+    def noise(image: Image.Image) -> torch.Tensor:
+        return (255 * torch.rand(3, 2, 2)).byte()
+
     images = SourceDataset(Shades(9), noise, seed=3, training=True)
     first, second = images.__getitems__([(1, 4, 0), (1, 5, 0)]).images
     assert not torch.equal(first, second)
@@ -195,8 +187,7 @@ def test_transforms__every_interpolation_of_a_recipe(interpolation, training):
 
 
 def noisy(width: int, height: int) -> Image.Image:
-    values = np.random.default_rng(width + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
+    return Image.fromarray(np.random.default_rng(width + height).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear", "lanczos"])
@@ -224,8 +215,7 @@ def test_bounded_resize__ordinary_images_as_ever():
 @pytest.mark.parametrize("size", [(8000, 1), (1, 8000), (200_000, 1), (1, 3_000_000), (170_000, 3)])
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0, 1e-4])
 def test_transforms__narrow_images_take_no_more_memory_than_others(monkeypatch, size, crop_pct):
-    largest = []
-    whole = Image.Image.resize
+    largest, whole = [], Image.Image.resize
 
     def counted(self, size, *arguments, **options):
         largest.append(size[0] * size[1])
@@ -240,31 +230,26 @@ def test_transforms__narrow_images_take_no_more_memory_than_others(monkeypatch, 
     assert largest and max(largest) <= loading.MOST_PIXELS
 
 
-def test_unreadable__training_takes_the_next():
+def test_unreadable__training_takes_the_next_and_evaluation_leaves_it_out():
     images = SourceDataset(Shades(9, broken=(3, 4, 8)), pixels, training=True)
     batch = images.__getitems__([(0, 0, 3), (0, 1, 1), (0, 2, 8)])
     assert batch.images[:, 0, 0, 0].tolist() == [5, 1, 0] and batch.labels.tolist() == [1, 1, 0]
     assert [name for name, _ in batch.skipped] == ["3.png", "4.png", "8.png"]
     assert all("not an image" in reason for _, reason in batch.skipped)
-
-
-def test_unreadable__evaluation_leaves_it_out():
     images = SourceDataset(Shades(9, broken=(3, 4)), pixels)
     batch = images.__getitems__([(0, index, index) for index in (2, 3, 4, 5)])
     assert batch.images[:, 0, 0, 0].tolist() == [2, 5] and batch.labels.tolist() == [0, 1]
     assert [key[2] for key in batch.keys] == [2, 5] and [name for name, _ in batch.skipped] == ["3.png", "4.png"]
     nothing = images.__getitems__([(0, 3, 3)])
-    assert len(nothing.images) == len(nothing.labels) == 0 and len(nothing.skipped) == 1
-    assert nothing.failure == ""
+    assert [len(nothing.images), len(nothing.labels), len(nothing.skipped), nothing.failure] == [0, 0, 1, ""]
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable__strict(training, workers):
     source = Shades(9, broken=(3,))
-    loader = loading.load(
-        SourceDataset(source, pixels, training=training, strict=True), EvalOrder(source, 4), workers=workers
-    )
+    images = SourceDataset(source, pixels, training=training, strict=True)
+    loader = loading.load(images, EvalOrder(source, 4), workers=workers)
     failures = [batch.failure for batch in loader]  # not an error, which would leave a worker with a page of text
     assert re.match(r"3.png cannot be read \(not an image.*without --strict it would be skipped$", failures[0])
     assert failures[1:] == ["", ""]
@@ -276,6 +261,7 @@ def test_unreadable__strict(training, workers):
         (MemoryError(), "out of memory while it is prepared; make the image smaller"),
         (OverflowError("x"), "numbers overflow while it is prepared; make the image smaller"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory while it is prepared"),
+        (RuntimeError("shapes differ"), "cannot be prepared (RuntimeError: shapes differ)"),
         (ZeroDivisionError("division by zero"), "cannot be prepared (ZeroDivisionError: division by zero)"),
     ],
 )
@@ -294,8 +280,7 @@ def test_unreadable__a_transform_that_fails(training, error, reason):
 
 
 def test_unreadable__fifty_in_a_row():
-    source = Shades(60, broken=tuple(range(2, 52)))
-    images = SourceDataset(source, pixels, training=True)
+    images = SourceDataset(Shades(60, broken=tuple(range(2, 52))), pixels, training=True)
     failure = images.__getitems__([(0, 0, 2)]).failure
     assert failure.startswith("50 images in a row cannot be read, last 51.png: not an image")
     assert images.__getitems__([(0, 0, 3)]).images[0, 0, 0, 0] == 52
@@ -312,8 +297,8 @@ def test_unreadable__files(tmp_path):
         (folder / name).write_bytes(content)
     (folder / "gone.png").symlink_to(folder / "nowhere.png")
     splits = resolve(str(tmp_path), val=str(tmp_path))
-    loader = loading.load(SourceDataset(splits.val, Transforms(16).build(False)), EvalOrder(splits.val, 4))
-    batches = list(loader)
+    images = SourceDataset(splits.val, Transforms(16).build(False))
+    batches = list(loading.load(images, EvalOrder(splits.val, 4)))
     assert sum(len(batch.labels) for batch in batches) == 4
     skipped = dict(pair for batch in batches for pair in batch.skipped)
     assert skipped.keys() == {f"a/{name}" for name in broken}
@@ -330,18 +315,17 @@ def test_workers__leave_a_core_to_training(monkeypatch):
 
 def test_train_order__epochs_of_so_many_updates_go_through_pass_after_pass():
     """Three updates of four out of seven images: epochs begin where the last one ended, in orders of their own."""
-    order = TrainOrder(Shades(7), 4, seed=3, updates=3)
-    passes = [TrainOrder(Shades(7), 7, seed=3) for _ in range(4)]
-    for number, one in enumerate(passes):
+    order, one = TrainOrder(Shades(7), 4, seed=3, updates=3), TrainOrder(Shades(7), 7, seed=3)
+    whole, seen = [], []
+    for number in range(4):
         one.start(number)
-    whole = torch.cat([one.order() for one in passes]).tolist()
-    seen = []
+        whole += one.order().tolist()
     for epoch in range(2):
         order.start(epoch)
         assert len(order) == order.updates == 3
-        seen += [index for keys in order for _, _, index in keys]
+        seen += indices(order)
     assert seen == whole[:24]
     order.start(1, first=2)
-    assert [index for keys in order for _, _, index in keys] == whole[20:24]
+    assert indices(order) == whole[20:24]
     few = TrainOrder(Shades(2), 4, updates=1)  # more than there are: they come again
-    assert sorted(index for keys in few for _, _, index in keys) == [0, 0, 1, 1]
+    assert sorted(indices(few)) == [0, 0, 1, 1]

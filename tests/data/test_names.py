@@ -49,9 +49,7 @@ def test_csv__no_cell_is_a_formula_and_all_read_back():
     file.isatty = lambda: True  # a terminal, which may obey no cell
     CsvRows(file).write(NASTY)
     assert file.getvalue().rstrip("\n").isprintable()
-
-
-def test_csv__numbers_stay_numbers():
+    # numbers stay numbers
     assert table([-1.5, "-0.5", "+3", "-1e-05", "-inf", -2, "a"]) == "-1.5,-0.5,+3,-1e-05,-inf,-2,a\n"
     assert csv_cell("-1+2") == "'-1+2" and csv_cell("-") == "'-" and csv_cell("it's") == "it's"
     for text in ("=a", "'=a", "''=a", "a", "'a", "", "-1", "'-1", "-1x"):

@@ -17,12 +17,8 @@ def test_mixed__is_numpy_s_and_stays():
     """A run that is resumed with a newer numpy must find the seeds that it was begun with."""
     expected = np.random.SeedSequence(5, spawn_key=(0, 7)).generate_state(1, np.uint64)[0]
     assert mixed(5, 0, 7) == int(expected) >> 1
-    assert [mixed(0), mixed(0, 0), mixed(1, 2, 3), mixed(-1)] == [
-        7896617691693857887,
-        4334430513956379144,
-        5464283449182725445,
-        6295558014972089990,
-    ]
+    assert [mixed(0), mixed(0, 0)] == [7896617691693857887, 4334430513956379144]
+    assert [mixed(1, 2, 3), mixed(-1)] == [5464283449182725445, 6295558014972089990]
 
 
 def test_mixed__fits_every_generator_and_differs_everywhere():

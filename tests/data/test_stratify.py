@@ -3,7 +3,6 @@
 from itertools import product
 
 import numpy as np
-import pytest
 
 from broadsight.data.stratify import missed, stratified
 
@@ -19,14 +18,12 @@ def sides(classes, held):
     )
 
 
-def test_stratified__a_class_in_two_of_many_images_is_on_both_sides():
+def test_stratified__classes_in_two_images_are_on_both_sides():
     classes = [[0]] * 38 + [[0, 1]] * 2
     for seed in range(20):
         held = stratified(names(40), classes, 0.1, seed)
         assert sides(classes, held) == ({0, 1}, {0, 1}) and held.sum() == 4
-
-
-def test_stratified__many_rare_classes_hold_out_more_than_the_fraction():
+    # many rare ones hold out more than the fraction
     classes = [[number // 2] for number in range(40)]  # 20 classes, two images each
     held = stratified(names(40), classes, 0.1, 0)
     assert sides(classes, held) == (set(range(20)), set(range(20))) and held.sum() == 20
@@ -75,12 +72,8 @@ def test_stratified__by_names_and_seed_alone():
     assert held.tolist() != stratified(names(60), classes, 0.2, 8).tolist()
 
 
-@pytest.mark.parametrize("fraction, count", [(0.01, 1), (0.3, 3), (0.99, 9)])
-def test_stratified__images_that_show_nothing(fraction, count):
-    assert stratified(names(10), [[]] * 10, fraction, 0).sum() == count
-
-
-def test_stratified__counts_by_size():
+def test_stratified__counts_images_that_show_nothing_and_sizes():
+    assert [stratified(names(10), [[]] * 10, fraction, 0).sum() for fraction in (0.01, 0.3, 0.99)] == [1, 3, 9]
     sizes = np.array([10.0] + [1.0] * 10)
     for seed in range(10):
         held = stratified(names(11), [[0]] * 11, 0.5, seed, sizes)

@@ -1,18 +1,13 @@
 """Some images of a source, under other numbers."""
 
 import numpy as np
-import pytest
 
 from broadsight.data.scenes import Scenes
 from broadsight.data.view import View, labels_of, sample
 
 
-@pytest.fixture
-def scenes():
-    return Scenes(20, size=16)
-
-
-def test_view__rows_and_other_numbers(scenes):
+def test_view__rows_and_other_numbers_or_some_drawn_in_order():
+    scenes = Scenes(20, size=16)
     others = (*reversed(scenes.classes), "more")
     view = View(scenes, np.array([7, 3]), others, np.arange(len(scenes.classes))[::-1])
     assert len(view) == 2 and view.classes == others
@@ -21,9 +16,6 @@ def test_view__rows_and_other_numbers(scenes):
     assert view.open(0).tobytes() == scenes.open(7).tobytes()
     view = View(scenes)
     assert labels_of(view).tolist() == labels_of(scenes).tolist() == [scenes.label(row) for row in range(20)]
-
-
-def test_sample__by_chance_in_order_and_the_same_every_time(scenes):
     some = sample(scenes, 8, seed=1)
     assert isinstance(some, View) and some.rows.tolist() == sorted(set(some.rows.tolist())) and len(some) == 8
     assert some.rows.tolist() == sample(scenes, 8, seed=1).rows.tolist() != sample(scenes, 8, seed=2).rows.tolist()

@@ -22,7 +22,8 @@ from broadsight.prediction.classification import CsvWriter, JsonWriter, Predicti
 from broadsight.runs.classifier import Classifier, open_classifier
 from broadsight.runs.names import imagenet_names as imagenet_names
 
-from ..training.small_runs import leave_run, refusal
+from ..refusals import refused
+from ..training.small_runs import leave_run
 
 LABELS = ("cat", "dog, wet", 'the "odd" one', "Käfer")
 NOT_UNICODE = os.fsdecode(b"not \xff unicode.png")
@@ -77,12 +78,8 @@ def compare(found: Prediction, expected: torch.Tensor, top: int = 4) -> None:
     assert found.error == ""
 
 
-# ---- numbers and order
-
-
 def test_predict__is_a_direct_pass(classifier, tmp_path):
-    rgb = noise(0)
-    rgba = np.dstack([np.asarray(noise(1)), np.tile([0, 255], (40, 24))]).astype(np.uint8)
+    rgb, rgba = noise(0), np.dstack([np.asarray(noise(1)), np.tile([0, 255], (40, 24))]).astype(np.uint8)
     white = np.where(rgba[..., 3:] == 255, rgba[..., :3], 255).astype(np.uint8)
     turned, exif = noise(2), Image.Exif()
     exif[0x0112] = 6  # the camera was held upright: right-hand side on top
@@ -120,19 +117,18 @@ def test_predict__workers_change_nothing_and_leave_with_whoever_stops(classifier
     assert torch.multiprocessing.active_children() == []
 
 
-def test_predict__grey_models_see_grey(images, tmp_path):
+def test_predict__grey_models_see_grey_and_what_is_not_finite_is_no_answer(images, tmp_path):
     grey = open_classifier(leave_run(tmp_path / "run", num_classes=4, model_args=dict(in_chans=1))[0], device="cpu")
     grey = dataclasses.replace(grey, labels=LABELS)
     (found,) = predict_images(grey, Unlabelled(images[:1]))
     compare(found, by_hand(grey, noise(0).convert("L")))
     four = dataclasses.replace(grey, transforms=dataclasses.replace(grey.transforms, channels=4))
-    assert "images of 4 channels" in refusal(lambda: next(predict_images(four, Unlabelled(images[:1]))))
-
-
-def test_predict__numbers_that_are_not_finite_are_no_answer(classifier, images):
     model = Mock(side_effect=lambda x: torch.full((len(x), 4), torch.nan), num_classes=4)
-    broken = dataclasses.replace(classifier, model=model)
-    assert "not finite" in refusal(lambda: list(predict_images(broken, Unlabelled(images))), RuntimeError)
+    for odd, words, error in (
+        (four, "images of 4 channels", ValueError),
+        (dataclasses.replace(grey, model=model), "not finite", RuntimeError),
+    ):
+        refused(words, list, predict_images(odd, Unlabelled(images[:1])), error=error)
 
 
 def test_class_names__of_the_run_of_imagenet_or_numbers(classifier):
@@ -142,8 +138,8 @@ def test_class_names__of_the_run_of_imagenet_or_numbers(classifier):
     thousand.num_classes = 1000
     timms = dataclasses.replace(classifier, labels=None, model=thousand, run={})
     assert timms.classes == imagenet_names() and timms.classes[0] == "tench"
-    other = dataclasses.replace(timms, run={"architecture": "test_resnet"})  # trained on something else
-    assert other.classes[999] == "999"
+    # trained on something else
+    assert dataclasses.replace(timms, run={"architecture": "test_resnet"}).classes[999] == "999"
 
 
 def test_useful_workers__never_more_than_batches_to_overlap(monkeypatch):
@@ -151,12 +147,8 @@ def test_useful_workers__never_more_than_batches_to_overlap(monkeypatch):
     assert [predicting.useful_workers(count, 64) for count in (1, 64, 65, 193, 10_000)] == [0, 0, 1, 3, 3]
 
 
-# ---- files
-
-SOME = [
-    *(Prediction(name, LABELS[1:3], (1, 2), (0.75, 1.23456789e-9)) for name in ODD),
-    Prediction("broken,\r\n.png", error='no "image"'),
-]
+SOME = [Prediction(name, LABELS[1:3], (1, 2), (0.75, 1.23456789e-9)) for name in ODD]
+SOME += [Prediction("broken,\r\n.png", error='no "image"')]
 
 
 def written(path: Path, form: str, predictions=SOME) -> None:
@@ -232,9 +224,6 @@ def test_summary__keeps_little_of_much():
     assert (lines[0], lines[1], lines[-1]) == ("100 of 10,000 images could not be read:", "  0: bad", "  and 80 more")
 
 
-# ---- the command
-
-
 @pytest.fixture
 def ask(capsys, run):
     def call(*argv: str) -> tuple[int, str, str]:
@@ -250,10 +239,8 @@ def test_command__table(ask, images):
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
     assert [row[0] for row in rows] == ["1.png", "3.png", "0.png"] and rows[1][1:] == ["-", "-", ""]
     assert rows[0][1] in LABELS and rows[0][3].endswith(" %")
-    assert err.splitlines()[:2] == [
-        "note: 1 image named more than once, and predicted once: 1.png",
-        "1 of 3 images could not be read:",
-    ]
+    note = "note: 1 image named more than once, and predicted once: 1.png"
+    assert err.splitlines()[:2] == [note, "1 of 3 images could not be read:"]
 
 
 def test_command__files_and_standard_output_agree(ask, images):

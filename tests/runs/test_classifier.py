@@ -11,21 +11,24 @@ from broadsight.weights.writing import write_weights
 
 from ..training.small_runs import leave_run, offline_hub, refusal
 
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
 
 @pytest.fixture
 def left(tmp_path):
     return leave_run(tmp_path / "run", num_classes=3)
 
 
-def named(folder, labels):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "label_names": labels}))
+def described(folder, **changes):
+    """The folder, with other entries in config.json."""
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | changes))
     return folder
 
 
 def test_run__answers_as_its_model(left):
     folder, model = left
-    classifier = open_classifier(named(folder, ["a", "b", "c"]), device="cpu")
+    classifier = open_classifier(described(folder, label_names=["a", "b", "c"]), device="cpu")
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     with torch.inference_mode():
         expected = model((images / 255 - 0.5) / 0.5)
@@ -58,12 +61,9 @@ def test_light__averaged_tokens_alone(tmp_path):
     pool = dict(groups=2, tokens=2, dim=24, heads=2, mlp_dim=48)
     args = dict(backbone="test_resnet", pool="map", pool_args=pool)
     model = timm.create_model("edited", num_classes=3, **args)
-    folder, _ = leave_run(tmp_path / "run", num_classes=3)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | dict(architecture="edited", model_args=args)))
-    write_weights(model, folder / "model.safetensors")
-    whole = open_classifier(folder, device="cpu")
-    light = open_classifier(tmp_path / "run", light=True, device="cpu")
+    folder = described(leave_run(tmp_path / "run", num_classes=3)[0], architecture="edited", model_args=args)
+    write_weights(model, folder / WEIGHTS)
+    whole, light = (open_classifier(folder, light=light, device="cpu") for light in (False, True))
     assert light.parameters < whole.parameters and light.title == "run-light"
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
@@ -71,21 +71,15 @@ def test_light__averaged_tokens_alone(tmp_path):
         torch.testing.assert_close(light.logits(images), groups.average.mean(1), rtol=1e-4, atol=1e-4)
 
 
-def test_size__another_one_if_the_model_can_take_it(left, tmp_path):
+def test_size__another_one_if_the_model_can_take_it_and_no_answers_that_are_not_finite(left, tmp_path):
     assert open_classifier(left[0], size=64, device="cpu").transforms.size == 64
     assert "--size 0; expected pixels" in refusal(lambda: open_classifier(left[0], size=0))
     folder, _ = leave_run(tmp_path / "vit", "test_vit", model_args={"img_size": 32})
     assert "--size 40 does not suit vit: " in refusal(lambda: open_classifier(folder, size=40, device="cpu"))
-
-
-def test_logits__that_are_not_finite_are_no_answers(left):
     classifier = open_classifier(left[0], device="cpu")
     classifier.model.get_classifier().weight.data[0] = torch.nan
     said = refusal(lambda: classifier.logits(torch.zeros(2, 3, 32, 32)), RuntimeError)
     assert said.startswith("run answers 2 of 2 images with numbers that are not finite; its weights are damaged")
-
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +97,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 def test_run__that_cannot_be_used(left, file, change, kind, message):
     path = left[0] / file
     if isinstance(change, dict):
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        described(left[0], **change)
     elif change:
         path.write_bytes(change(path.read_bytes()))
     else:

@@ -28,12 +28,8 @@ def test_predict__a_segmenter_as_then(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("run", ["classify", "segment"])
-def test_eval(run, tmp_path, capsys):
+def test_eval_and_export(run, tmp_path, capsys):
     arguments = ["--workers", "0", "--threads", "1", "--out", str(tmp_path / "out")]
     assert main(["eval", str(OLD / run), *arguments]) == 0 and (tmp_path / "out" / "report.html").is_file()
-
-
-@pytest.mark.parametrize("run", ["classify", "segment"])
-def test_export(run, tmp_path, capsys):
     arguments = ["--format", "pt2", "--out", str(tmp_path / "run.pt2"), "--threads", "1"]
     assert main(["export", str(OLD / run), *arguments]) == 0 and (tmp_path / "run.pt2").is_file()

@@ -8,7 +8,7 @@ from tests.refusals import refused
 from tests.runs.test_first_version import OLD
 
 
-def test_open_run__a_classifier_a_dense_model_and_a_name_of_timm():
+def test_open_run__a_classifier_a_dense_model_and_a_name_of_timm(tmp_path):
     assert broadsight.open_run is open_run
     classifier = open_run(OLD / "classify", device="cpu")
     assert isinstance(classifier, Classifier) and classifier.task == "classify" and classifier.classes[0] == "crab"
@@ -16,9 +16,7 @@ def test_open_run__a_classifier_a_dense_model_and_a_name_of_timm():
     assert isinstance(segmenter, DenseModel) and segmenter.task == "segment" and segmenter.recipe.eval_size == 96
     named = open_run("test_resnet", pretrained=False, model_args=dict(num_classes=3), device="cpu")
     assert isinstance(named, Classifier) and named.classes == ("0", "1", "2")
-
-
-def test_task_of__read_from_the_description(tmp_path):
+    # what they learned is read from the description
     tasks = {OLD / "classify": "classify", OLD / "segment": "segment", "resnet50": "classify", tmp_path: "classify"}
     assert {name: task_of(name) for name in tasks} == tasks
     assert is_dense(OLD / "segment") and not is_dense("resnet50")

@@ -24,17 +24,13 @@ HOLD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Splits:
-    """The images that DATA names: two sources that number the classes alike.
-
-    The description has plain types for JSON: kind, places, counts, hold-out, and a fingerprint of all names and
-    classes, by which a resumed run notices other data. Training adds `contents`.
-    """
+    """The images that DATA names: two sources that number the classes alike."""
 
     train: Source
     val: Source
     classes: tuple[str, ...]
     notes: tuple[str, ...]  # what the user should know, a line each
-    description: dict[str, Any]
+    description: dict[str, Any]  # of plain types, with a `fingerprint` by which a resumed run notices other data
 
 
 def resolve(
@@ -47,19 +43,14 @@ def resolve(
 ) -> Splits:
     """Open what DATA names.
 
-    The content of a path decides what it is, in this order: a .json file, or a folder with one COCO .json in it or in
-    each of its train/ and val/, gives the crops of its boxes; a tar in which images share their names with `.cls` or
-    `.json` files is a WebDataset shard, any other a tar of class folders; a folder with .tar files in it, or in its
-    train/ and val/, and no images in its folders holds those; any other folder holds class folders.
-
     Args:
         data: The name of a registered source, such as "scenes" (also for None; "scenes:COUNT"), "fashion-mnist",
-            "elpv", or a timm dataset string such as torch/cifar10; or a path: a folder of class folders, a tar of them,
-            WebDataset shards (a folder, a tar, a glob or brace pattern, or any of these behind wds/), a COCO .json or
-            the folder that holds it, or a list (.csv, .tsv, .txt) of images with their classes.
+            "elpv", or a timm dataset string such as torch/cifar10; or a path, tried in this order: a COCO .json or a
+            folder with one in it or in its train/ and val/, for the crops of its boxes; tars, alone, in a folder or by
+            a glob or brace pattern (also behind wds/), of class folders or, where images share their names with `.cls`
+            or `.json` files, WebDataset shards; a list (.csv, .tsv, .txt) of images with their classes; class folders.
         val: Path of the images to validate on; without it, those that DATA sets apart, or else a hold-out.
-        split: Fraction of each class to hold out where nothing is set apart for validation; 0.1 if None. Refused
-            where something is.
+        split: Fraction of each class to hold out, 0.1 if None; refused where something is set apart to validate.
         method: Of the hold-out, as a run began with it.
         how: As `Options` has it.
     """
@@ -84,7 +75,6 @@ def resolve(
         train, valid = hold_out(train, fraction, options.seed, method)
     elif split is not None:
         raise ValueError(f"split={split}, but {valid.place} is set apart to validate; leave split out")
-
     classes = tuple(train.source.classes)
     sources: dict[str, Source] = {"train": train.source, "val": under(valid.source, classes)}
     notes += [*train.notes, *(note for note in valid.notes if note not in train.notes)]
@@ -112,19 +102,18 @@ def check_split(split: float | None, val: str | Path | None, of: str, channels: 
 def _check(train: Part, valid: Part) -> list[str]:
     """Refuse classes that cannot be learned, and note those without images, a line each."""
     classes = train.source.classes
-    trained, validated = (
-        {part.source.classes[label] for label in np.unique(labels_of(part.source))} for part in (train, valid)
-    )
-    if len(trained) == 1:
-        raise ValueError(f"{train.place} has one class only, {min(trained)!r}; a classifier needs two")
-    if extra := [name for name in valid.source.classes if name in validated.difference(classes)]:
+    seen_by = {
+        verb: {part.source.classes[label] for label in np.unique(labels_of(part.source))}
+        for verb, part in (("train", train), ("validate", valid))
+    }
+    if len(seen_by["train"]) == 1:
+        raise ValueError(f"{train.place} has one class only, {min(seen_by['train'])!r}; a classifier needs two")
+    if extra := [name for name in valid.source.classes if name in seen_by["validate"].difference(classes)]:
         what = f"{valid.place} has classes that {train.place} has not: {some(extra)}"
         raise ValueError(f"{what}; add images of them to the training part or remove them")
-    notes = []
-    for verb, shown in (("train", trained), ("validate", validated)):
-        if missing := [name for name in classes if name not in shown]:
-            notes.append(f"classes without images to {verb}: {some(missing)} (of {len(classes)} classes)")
-    return notes
+    shown = [(verb, [name for name in classes if name not in seen]) for verb, seen in seen_by.items()]
+    how = f"(of {len(classes)} classes)"
+    return [f"classes without images to {verb}: {some(missing)} {how}" for verb, missing in shown if missing]
 
 
 def fingerprint(lines: Mapping[str, list[str]]) -> str:

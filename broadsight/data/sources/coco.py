@@ -28,8 +28,8 @@ class CocoDataset(Dataset):
     """Images and the objects in them, from a COCO file.
 
     Masks are those of pycocotools, pixel by pixel. An image comes the way round in which it was labelled (see
-    `open_labelled`). All but the images' content is checked on construction: an error names the wrong annotation; what
-    occurs in every large data set is repaired, with a line in `notes`. Crowds and images without objects are kept.
+    `open_labelled`). An error on construction names the wrong annotation; what is usual is repaired, with a line in
+    `notes`. Crowds and images without objects are kept.
 
     Args:
         images: The folder that its file names start from; looked for around the file if not given.
@@ -145,17 +145,16 @@ class CocoDataset(Dataset):
         self._names, self._ids = Names(names), list(places)
         if missing := missing_files(self.images, names):
             where = f"{self.images / missing[0]}, image {self._ids[names.index(missing[0])]} of {self.annotations.name}"
-            what = f"is missing ({len(missing)} of {len(names)} are); restore it or take it out"
-            raise FileNotFoundError(f"{where}, {what}")
+            hint = "restore it or take it out"
+            raise FileNotFoundError(f"{where}, is missing ({len(missing)} of {len(names)} are); {hint}")
         for i, size in enumerate(sizes):
             if size == (None, None):  # a few exporters leave it out
-                file = self.images / names[i]
                 try:
-                    with open_image(file) as image:
+                    with open_image(self.images / names[i]) as image:
                         sizes[i] = image.height, image.width
                 except Exception as error:
-                    what = f"{file} cannot be read for its size, which the COCO file does not give"
-                    raise ValueError(f"{what}: {error}") from None
+                    what = "cannot be read for its size, which the COCO file does not give"
+                    raise ValueError(f"{self.images / names[i]} {what}: {error}") from None
             elif not all(isinstance(side, int | float) and 1 <= side < 1e6 for side in size):
                 at = f"{self.annotations}: image {self._ids[i]}"
                 raise ValueError(f"{at} has height, width = {size}; expected pixels")
@@ -174,7 +173,11 @@ class CocoDataset(Dataset):
                 owner = _known(places, item, "image_id", "image")
                 label = _known(self._label_of, item, "category_id", "category")
                 height, width = map(int, self._sizes[owner])
-                whole, box = _clip(item["bbox"], height, width)
+                if len(item["bbox"]) != 4 or not all(map(math.isfinite, item["bbox"])):
+                    raise ValueError(f"bbox is {str(item['bbox'])[:60]}; expected [x, y, width, height]")
+                x, y, w, h = item["bbox"]
+                whole = [x, y, x + w, y + h]
+                box = [min(max(at, 0.0), side) for at, side in zip(whole, (width, height) * 2, strict=True)]
                 area = float(item.get("area") or (box[2] - box[0]) * (box[3] - box[1]))
                 joints = self._joints(item) if self.keypoints else ()
                 x1, y1, x2, y2 = np.array(box, np.float32)  # as it is kept: a difference may be lost
@@ -240,12 +243,3 @@ def _known(table: dict[Any, int], item: dict, key: str, what: str) -> int:
     if isinstance(item[key], list | dict) or item[key] not in table:
         raise ValueError(f"{key} {item[key]} is the id of no {what}; add the {what} to the file or drop the annotation")
     return table[item[key]]
-
-
-def _clip(box: Any, height: int, width: int) -> tuple[list[float], list[float]]:
-    """COCO's x, y, width, height as x1, y1, x2, y2, and that inside of its image."""
-    if len(box) != 4 or not all(map(math.isfinite, box)):
-        raise ValueError(f"bbox is {str(box)[:60]}; expected [x, y, width, height]")
-    x, y, w, h = box
-    corners = [x, y, x + w, y + h]
-    return corners, [min(max(at, 0.0), side) for at, side in zip(corners, (width, height) * 2, strict=True)]

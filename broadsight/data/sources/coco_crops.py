@@ -57,12 +57,7 @@ def cocos_in(folder: Path) -> list[Path]:
     return []
 
 
-def in_folder(path: Path) -> bool:
-    """Whether a folder, or its train/ or val/, has COCO files."""
-    return any(map(cocos_in, [path, *parts_in(path).values()]))
-
-
-@register_source("coco", ".json", claims=in_folder)
+@register_source("coco", ".json", claims=lambda path: any(map(cocos_in, [path, *parts_in(path).values()])))
 def open_coco(data: str, options: Options) -> Parts:
     """The crops of a COCO file, or of those in a folder or in its train/ and val/."""
     path = Path(data)

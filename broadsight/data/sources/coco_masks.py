@@ -13,11 +13,7 @@ LONGEST = 1_000_000  # pixels of an outline, for the same reason: a thousand cor
 
 
 class MaskPool:
-    """Masks of many annotations in flat arrays, since a list of corners costs ten times its numbers.
-
-    A mask is the union of its parts: closed outlines as corners (x, y) on the finer grid, or lengths of the runs, in
-    turn outside and inside, down the columns.
-    """
+    """Masks of many annotations in flat arrays: unions of closed outlines on the finer grid, or the lengths of runs."""
 
     def __init__(self) -> None:
         self._numbers = array("i")  # of all parts
@@ -78,8 +74,7 @@ def read_polygon(numbers: Any) -> np.ndarray:
 def polygon_runs(corners: np.ndarray, height: int, width: int) -> np.ndarray:
     """Lengths of the runs, in turn outside and inside, down the columns of an image, from (P, 2) corners.
 
-    The same arithmetic as `rleFrPoly` of pycocotools: walk the outline in steps of the finer grid; wherever it passes
-    the middle of a column of pixels, what is below changes sides.
+    As `rleFrPoly` of pycocotools: where the outline passes the middle of a column, what is below changes sides.
     """
     x, y = corners.T
     to_x, to_y = np.roll(x, -1), np.roll(y, -1)
@@ -90,14 +85,12 @@ def polygon_runs(corners: np.ndarray, height: int, width: int) -> np.ndarray:
     x, to_x = np.where(flip, to_x, x), np.where(flip, x, to_x)
     y, to_y = np.where(flip, to_y, y), np.where(flip, y, to_y)
     slope = np.where(flat, to_y - y, to_x - x) / np.maximum(steps, 1)
-
     edge = np.repeat(np.arange(len(steps)), steps + 1)
     step = np.arange(len(edge)) - np.repeat(np.cumsum(steps + 1) - steps - 1, steps + 1)
     step = np.where(flip[edge], steps[edge] - step, step)
     along = np.where(flat, x, y)[edge] + step
     across = (np.where(flat, y, x)[edge] + slope[edge] * step + 0.5).astype(np.int64)
     u, v = np.where(flat[edge], along, across), np.where(flat[edge], across, along)  # every point of the outline
-
     moved = u[1:] != u[:-1]
     column = np.where(u[1:] < u[:-1], u[1:], u[1:] - 1)[moved] - FINER // 2
     row = np.minimum(v[1:], v[:-1])[moved] - FINER // 2
@@ -123,11 +116,7 @@ def read_runs(rle: dict, height: int, width: int) -> np.ndarray:
 
 
 def expand_text(text: str) -> np.ndarray:
-    """Run lengths from COCO's text.
-
-    A letter holds five bits, lowest first, and whether more follow; the highest bit of a number is its sign. From the
-    fourth number on it is the difference to the one before the last.
-    """
+    """Run lengths from COCO's text, whose letters hold five bits of a number, lowest first, and whether more follow."""
     letters = np.frombuffer(text.encode("latin-1", "replace"), np.uint8).astype(np.int64) - 48
     last = np.flatnonzero((letters & 32) == 0)
     first = np.concatenate([[0], last[:-1] + 1])
@@ -138,7 +127,7 @@ def expand_text(text: str) -> np.ndarray:
         raise ValueError("counts is not COCO's text of run lengths; a number in it is too large")
     place = np.arange(len(letters)) - np.repeat(first, lengths)
     numbers = np.add.reduceat((letters & 31) << (5 * place), first)
-    numbers -= np.where(letters[last] & 16, 1 << (5 * lengths), 0)
-    numbers[1::2] = np.cumsum(numbers[1::2])
+    numbers -= np.where(letters[last] & 16, 1 << (5 * lengths), 0)  # the highest bit is the sign
+    numbers[1::2] = np.cumsum(numbers[1::2])  # from the fourth on: differences to the number before the last
     numbers[2::2] = np.cumsum(numbers[2::2])
     return numbers

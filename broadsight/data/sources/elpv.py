@@ -1,7 +1,6 @@
 """Solar cells from the package `elpv-dataset`: 2,624 grey images of 300x300 pixels, sound or defective.
 
-Experts gave every cell a probability of 0, 1/3, 2/3 or 1 that it is defective: 1,508, 295, 106 and 715 of them. Above
-one half counts as defective here, which are 821. The images are CC-BY-NC-SA-4.0: not for commercial use.
+Experts called a cell defective with a probability of 0, 1/3, 2/3 or 1; above one half counts here, which are 821.
 """
 
 from importlib.util import find_spec
@@ -26,9 +25,8 @@ def open_elpv(data: str, options: Options) -> Parts:
     """All cells, read from the package; nothing is set apart for validation."""
     spec = find_spec("elpv_dataset")  # the package's code is not run
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(
-            "elpv is not installed; pip install elpv-dataset (its images are CC-BY-NC-SA-4.0, non-commercial)"
-        )
+        hint = "pip install elpv-dataset (its images are CC-BY-NC-SA-4.0, non-commercial)"
+        raise FileNotFoundError(f"elpv is not installed; {hint}")
     table = Path(next(iter(spec.submodule_search_locations))) / "data" / "labels.csv"
     try:
         lines = table.read_text(encoding="ascii").splitlines()

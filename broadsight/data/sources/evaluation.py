@@ -30,10 +30,8 @@ def open_part(
     """Open one part of DATA, as `resolve` reads it.
 
     Args:
-        part: "auto" is the part set apart for validation, or everything where nothing is; "train", "val" and, of
-            scenes, "test" are those parts; "all" is for data without parts.
-        split: Where nothing is set apart, take the fraction of each class that training with this split and seed would
-            hold out (or, as "train", the rest).
+        part: "auto" is the part set apart for validation, or everything where nothing is ("all").
+        split: Where nothing is, the fraction that training would hold out (or, as "train", leave of each class).
         method: Of that hold-out, as the run began with it; see `stratify.METHOD`.
         how: As `Options` has it.
     """
@@ -63,11 +61,7 @@ def same_data(one: str, other: str) -> bool:
 
 
 def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tuple[Part, Part]:
-    """Two parts of one: to train on, and to validate on.
-
-    A hash of its name decides when an image is held out, so that added files do not reshuffle the rest. Crops of one
-    image stay together. A run keeps the `method` that it began with; see `stratify.METHOD`.
-    """
+    """Two parts of one, to train and to validate on, by a hash of names; crops of one image stay together."""
     source, notes, whole = part.source, [*part.notes], ""
     labels, images = labels_of(source), getattr(source, "images", None)
     if images is None:
@@ -80,10 +74,8 @@ def hold_out(part: Part, fraction: float, seed: int, method: int = METHOD) -> tu
         held = _whole_images(source, labels, images, fraction, seed, method)
         whole = ", none of them from an image that has others in training"
     if not held.any():
-        raise ValueError(
-            f"{part.place} has no image that can be held out without losing a class in training; "
-            "give the images to validate on (val)"
-        )
+        what = f"{part.place} has no image that can be held out without losing a class in training"
+        raise ValueError(f"{what}; give the images to validate on (val)")
     numbers = np.bincount(np.unique(np.stack([images, labels]), axis=1)[1], minlength=len(source.classes))
     lonely = [source.classes[label] for label in np.flatnonzero(numbers == 1)]
     notes += noted("classes with a single image keep it for training", lonely)

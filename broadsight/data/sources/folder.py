@@ -1,7 +1,4 @@
-"""Images in class folders.
-
-Not timm's reader: it takes the innermost folder for the class, keeps a list of tuples, and reads hidden files.
-"""
+"""Images in class folders; timm's reader takes the innermost for the class, keeps tuples and reads hidden files."""
 
 import os
 from collections.abc import Sequence
@@ -47,11 +44,7 @@ def open_folder(data: str, options: Options) -> Parts:
 
 
 def part_of(path: Path, channels: int) -> Part:
-    """The class folders of one part. Images count at any depth; classes without any are left out and noted.
-
-    Links are followed, and every image counts once: where it lies, or else where a link leads to it. Links that put the
-    same images into two classes are a ValueError.
-    """
+    """The class folders of one part, with images at any depth: once, where they lie or else where a link leads."""
     folders, ignored, loose = [], [], []
     for entry in entries(path):
         if is_folder(entry):
@@ -67,9 +60,8 @@ def part_of(path: Path, channels: int) -> Part:
     for follow in (walk.linked, walk.linked_files):
         for name in folders:
             found[name] += follow(name)
-    found = {name: sorted(files) for name, files in found.items()}
     classes = [name for name, files in found.items() if files]
-    names = [file for name in classes for file in found[name]]
+    names = [file for name in classes for file in sorted(found[name])]
     if not names:
         raise no_classes(path, len(loose))
     labels = [label for label, name in enumerate(classes) for _ in found[name]]

@@ -44,12 +44,9 @@ class Columns(NamedTuple):
 def open_list(data: str, options: Options) -> Parts:
     """The images of a .csv, .tsv or .txt list, with paths relative to the list's folder, or absolute ones into it.
 
-    Fields of a .csv are separated by commas, or else semicolons, and may be in quotation marks; those of a .txt by
-    tabs, or else by white space, where the last word of a line is the label. Lines of a .txt that begin with # are
-    comments. The first line may name the columns. A column called `split` or `part` tells training from validation
-    images; of several parts to validate on, the first in the order of `VAL` is taken.
-
-    Labels are the names of classes. Whole numbers are ordered by value, and only those that occur are classes.
+    Fields of a .csv are separated by commas, or else semicolons, those of a .txt by tabs, or else by white space before
+    the last word, the label. Lines of a .txt that begin with # are comments; the first line may name the columns. A
+    column called `split` or `part` tells training from validation images; of several of these, the first of `VAL`.
     """
     path = Path(data)
     columns, lines = _table(path, labelled=True)
@@ -64,10 +61,8 @@ def open_list(data: str, options: Options) -> Parts:
                 raise ValueError(f"{path} line {number} is of part {fields[columns.split]!r}; expected train or val")
     names, labels = ([fields[place] for _, fields in lines] for place in (columns.path, columns.label))
     _check_files(path, names)
-
     numbers = all(re.fullmatch("[+-]?[0-9]+", label) for label in labels)
-    if numbers:
-        labels = [str(int(label)) for label in labels]
+    labels = [str(int(label)) for label in labels] if numbers else labels
     parts: Parts = {}
     unused = []
     for key, words in (("all", ("all",)), ("train", TRAIN), ("val", VAL)):
@@ -89,10 +84,7 @@ def open_list(data: str, options: Options) -> Parts:
 
 
 def read_paths(path: Path) -> list[str]:
-    """The images of a list that needs no labels, in its order, each by its absolute path.
-
-    A line is a path or, in a .csv or .tsv, has one: in the column of that name, or the first field that is an image.
-    """
+    """The images, by absolute paths, of a list of lines or of a column of that name or with images; no labels."""
     columns, lines = _table(path, labelled=False)
     names = [fields[columns.path] for _, fields in lines]
     if "" in names:
@@ -114,17 +106,14 @@ def _table(path: Path, labelled: bool) -> tuple[Columns, list[Line]]:
 
 
 def _lines(path: Path, whole: bool) -> Iterator[Line]:
-    """The lines that are neither empty nor comments, in fields without white space around them.
-
-    If `whole`, a line of words is a path with spaces in it rather than a path and a label.
-    """
+    """The fields of lines that are no comments; if `whole`, a line of words is a path, not a path and a label."""
     text, comments = _text(path), path.suffix.lower() not in (".csv", ".tsv")
     separator = _separator(path, text)
     if separator is None:
         for number, line in enumerate(map(str.strip, text.split("\n")), 1):
             if line and not line.startswith("#"):
                 words = line.rsplit(None, 1)
-                yield number, [line] if _is_image(line) or (whole and not _is_image(words[0])) else words
+                yield number, [line] if is_image(line) or (whole and not is_image(words[0])) else words
         return
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     try:
@@ -147,7 +136,7 @@ def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
-        good = data if "\0" not in text else data[: data.index(0)]
+        good = data.partition(b"\0")[0]
     except OSError as error:
         raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}; give a list of images") from None
     except UnicodeDecodeError as error:
@@ -159,18 +148,13 @@ def _text(path: Path) -> str:
 
 def _separator(path: Path, text: str) -> str | None:
     """What is between the fields; None if any white space is. Where the name does not tell, the first line does."""
-    suffix = path.suffix.lower()
-    lines = (line.strip() for line in text.split("\n"))
+    suffix, lines = path.suffix.lower(), map(str.strip, text.split("\n"))
     first = next((line for line in lines if line and not (line.startswith("#") and suffix != ".csv")), "")
     if suffix == ".csv":
         return next((mark for mark in ",;\t" if mark in first), ",")
     if suffix == ".tsv" or "\t" in first:
         return "\t"
-    return "," if "," in first and len(first.split()) == 1 and not _is_image(first) else None
-
-
-def _is_image(field: str) -> bool:
-    return is_image(os.path.basename(field))
+    return "," if "," in first and len(first.split()) == 1 and not is_image(first) else None
 
 
 def _place(path: Path, name: str) -> str:
@@ -184,7 +168,7 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
         raise ValueError(f"{path} lists no images; {expected}")
     number, fields = lines[0]
     at, count = f"{path} line {number}", len(fields)
-    images = [place for place, field in enumerate(fields) if _is_image(field) or os.path.isfile(_place(path, field))]
+    images = [place for place, field in enumerate(fields) if is_image(field) or os.path.isfile(_place(path, field))]
     images = images or [place for place, field in enumerate(fields) if "/" in field]
     called = [re.sub("[^a-z]", "", field.lower()) for field in fields]
     if not images and (labelled or count > 1 or called[0] in PATH):
@@ -214,8 +198,8 @@ def _columns(path: Path, lines: Sequence[Line], labelled: bool) -> Columns:
 def _check_files(path: Path, names: Sequence[str]) -> None:
     """Refuse images outside of the list's folder, and in one line all that do not exist."""
     refuse_outside(path, names, [path.parent])
-    if shown := missing_files(os.path.abspath(path.parent), names):
-        hint = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
-        hint = f"paths are relative to {os.path.abspath(path.parent)}{hint}"
+    if shown := missing_files(folder := os.path.abspath(path.parent), names):
+        here = "; these are relative to the working directory" if os.path.isfile(shown[0]) else ""
+        hint = "correct the paths" if os.path.isabs(shown[0]) else f"paths are relative to {folder}{here}"
         what = f"{len(shown):,} of {len(set(names)):,} images in {path} do not exist: {some(shown, 3)}"
-        raise ValueError(f"{what}; {'correct the paths' if os.path.isabs(shown[0]) else hint}")
+        raise ValueError(f"{what}; {hint}")

@@ -28,13 +28,11 @@ class MaskFolder(Dataset):
     """Images and the class of each of their pixels. A mask has its image's name, but for the extension.
 
     Masks are files of one channel, grey or with a palette, of up to 16 bits, whose values are the classes. An image
-    comes the way round in which its mask was drawn (see `open_labelled`). Sub-folders are searched too and must be the
-    same on both sides. Images without a mask and masks without an image are left out, with a line in `notes`.
+    comes the way round in which its mask was drawn (see `open_labelled`). What lacks its partner is left out and noted.
 
     Args:
         classes: Names of the classes from 0 up, or a file with them: YAML, a list or a mapping from index to name,
-            under `classes`, `names` or nothing; or text, a name a line. If not given, classes.yaml or classes.txt in
-            one of the folders or beside them. An index that the file leaves out is "unused" and may not occur.
+            under `classes`, `names` or nothing, or text, a name a line; by default one in the folders or beside them.
         ignore: The value of pixels that belong to no class, which masks keep; None if there is none.
         suffix: The end of the masks' names, before the extension, that images do not have: "_mask".
     """
@@ -54,7 +52,6 @@ class MaskFolder(Dataset):
         self.classes = tuple(names.get(i, f"unused {i}") for i in range(max(names) + 1))
         listed = [*names, *([ignore] if ignore is not None and ignore >= 0 else [])]
         self._listed = np.isin(np.arange(max(listed) + 1), listed)
-
         photos, drawn = _list(self.images, ""), _list(self.masks, suffix)
         both = in_order(photos.keys() & drawn.keys())
         if not both:
@@ -71,10 +68,9 @@ class MaskFolder(Dataset):
             # masks of one object are often painted in 0 and 255; ignoring the 255 would leave nothing to learn
             seen = set().union(*(np.unique(read_indices(self.mask(i))) for i in range(min(8, len(self)))))
             if seen == {0, 255}:
-                raise ValueError(
-                    f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored; "
-                    "save the object as 1, or give ignore= another value if only the first masks are like this"
-                )
+                what = f"masks in {self.masks} hold 0 and 255 but never {self.classes[1]} (1), and 255 is ignored"
+                hint = "save the object as 1, or give ignore= another value if only the first masks are like this"
+                raise ValueError(f"{what}; {hint}")
 
     def __len__(self) -> int:
         return len(self._images)
@@ -94,9 +90,9 @@ class MaskFolder(Dataset):
         known = (indices >= 0) & (indices < len(self._listed))
         known[known] = self._listed[indices[known]]
         if not known.all():
-            what = f"{self.mask(i)} holds {indices[~known][0]}, which is none of the {len(self.classes)} classes"
-            what += "" if self.ignore is None else f" or {self.ignore} to ignore"
-            raise ValueError(f"{what}; correct the mask or the list of classes")
+            ignored = "" if self.ignore is None else f" or {self.ignore} to ignore"
+            what = f"{indices[~known][0]}, which is none of the {len(self.classes)} classes{ignored}"
+            raise ValueError(f"{self.mask(i)} holds {what}; correct the mask or the list of classes")
         return tv_tensors.Mask(torch.from_numpy(indices))
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tv_tensors.Mask]:
@@ -139,9 +135,8 @@ def read_indices(file: Path) -> np.ndarray:
             raise UnreadableImage(f"{file}: {error}") from None
         raise
     if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
-        raise ValueError(
-            f"{file} holds colours (mode {mode}), not classes; save it as grey or palette PNG whose values are classes"
-        )
+        hint = "save it as grey or palette PNG whose values are classes"
+        raise ValueError(f"{file} holds colours (mode {mode}), not classes; {hint}")
     return values.astype(np.int64) // stretched
 
 
@@ -150,9 +145,8 @@ def _list(folder: Path, suffix: str) -> dict[str, str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected one of images or of masks")
     found: dict[str, str] = {}
-    for file in map(Path, images_below(folder, "", [], files_once=False)):
-        if not file.stem.endswith(suffix):
-            continue
+    files = map(Path, images_below(folder, "", [], files_once=False))
+    for file in (file for file in files if file.stem.endswith(suffix)):
         key = file.with_name(file.stem.removesuffix(suffix) or file.name).as_posix()
         if key in found:
             raise ValueError(f"{folder} holds {found[key]} and {file.as_posix()}, which pair with the same; keep one")

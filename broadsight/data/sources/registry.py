@@ -1,5 +1,6 @@
 """The sources of labelled images: each is registered where it is written, and DATA says which one is meant."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,8 +82,7 @@ def register_source(kind: str, *names: str, **how: Any) -> Callable[[Opener], Op
     """Register a function of (data, options) that gives the parts of a source: "train" and "val", or "all".
 
     Args:
-        names: What users write: a whole name; the beginning of one, with / or : at its end; or the ending of files,
-            with a dot in front.
+        names: What users write: a whole name, the beginning of one before / or :, or the ending of files after a dot.
         how: `claims`, `known` and `downloads`, as `Registered` has them.
     """
 
@@ -153,9 +153,8 @@ def _find(data: str, root: str | None, what: str) -> tuple[Registered, str]:
             return one, str(path)
     if path.is_dir():
         return _REGISTERED["folder"], str(path)
-    raise ValueError(
-        f"{path} is neither a folder, a tar ({', '.join(TARS)}), a list ({', '.join(LISTS)}) nor a COCO .json"
-    )
+    kinds = f"a folder, a tar ({', '.join(TARS)}), a list ({', '.join(LISTS)}) nor a COCO .json"
+    raise ValueError(f"{path} is neither {kinds}")
 
 
 def nearest_path(path: Path) -> list[str]:
@@ -163,8 +162,6 @@ def nearest_path(path: Path) -> list[str]:
     parent, missing = path.absolute().parent, path.name
     while not parent.is_dir():
         parent, missing = parent.parent, parent.name
-    try:
-        beside = [name for name in os.listdir(parent) if not name.startswith(".")]
-    except OSError:
-        return []
-    return [str(parent / name) for name in nearest(missing, beside)]
+    with contextlib.suppress(OSError):
+        return [str(parent / name) for name in nearest(missing, [n for n in os.listdir(parent) if n[0] != "."])]
+    return []

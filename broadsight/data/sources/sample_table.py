@@ -1,7 +1,4 @@
-"""What sources of files have in common: names and labels of a million samples in a few arrays.
-
-A list of a million strings is copied into every worker process, if only by counting references; an array is not.
-"""
+"""What sources of files have in common: names and labels in arrays, which workers share; a list would be copied."""
 
 import copy
 import os
@@ -35,8 +32,8 @@ def is_hidden(name: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is an image, by its extension."""
-    return not is_hidden(name) and os.path.splitext(name)[1].lower() in EXTENSIONS
+    """Whether a file is an image, by the extension of its name or path."""
+    return not is_hidden(os.path.basename(name)) and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -49,13 +46,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def part_names(folders: Sequence[str], is_part: Callable[[str], bool]) -> dict[str, str | None]:
-    """The folders that are parts of a data set: "train" and "val", or "all": None if these folders are none.
-
-    `train` is a part of the data, not a class, where all folders beside it are parts too, or else where `is_part` says
-    so: "train" is also a vehicle.
-    """
+    """The folders that are parts of a data set: "train" and "val", or "all": None if these folders are none."""
     called = {folder.lower(): folder for folder in reversed(folders)}
     train, val = (next((called[name] for name in names if name in called), None) for names in (TRAIN, VAL))
+    # beside folders that are no parts, `train` may be a class: it is also a vehicle
     if all(name.lower() in PARTS for name in folders) or (train and is_part(train)):
         return {key: name for key, name in (("train", train), ("val", val)) if name} or {"all": None}
     return {"all": None}
@@ -116,11 +110,7 @@ class Names(Sequence[str]):
 
 
 class Listed:
-    """Base of the sources whose samples are rows of arrays: names for reports, and labels, indices into classes.
-
-    A sub-class says where the file of a row is (`file`), or how its image is read (`image`) and what stands for its
-    content (`vouch`, see `contents`).
-    """
+    """Base of the sources whose samples are rows of arrays; a sub-class has `file`, or else `image` and `vouch`."""
 
     def __init__(self, names: Sequence[str], labels: Any, classes: Sequence[str], channels: int = 3):
         self.names = names if isinstance(names, Names) else Names(names)

@@ -16,8 +16,8 @@ def open_scenes(data: str, options: Options) -> Parts:
     parts = {}
     for split, number in (("train", count), ("val", count // 4), ("test", count // 4)):
         source = Scenes(number, size=size, seed=seed, split=split, cache=options.cache)
-        parts[split] = Part(Grey(source) if options.channels == 1 else source, f"scenes/{split}")
-        parts[split].about = dict(size=size, seed=seed)
+        source = Grey(source) if options.channels == 1 else source
+        parts[split] = Part(source, f"scenes/{split}", about=dict(size=size, seed=seed))
     return parts
 
 

@@ -1,8 +1,4 @@
-"""Images in tar files, read by index: tars of class folders, and WebDataset shards.
-
-A tar is indexed once (`tar_index`): where each member lies and, in a shard, its label. Members are then read in place,
-so nothing is ever written to a path that a tar names.
-"""
+"""Images in tars of class folders and WebDataset shards: read in place, so nothing is written where a tar says."""
 
 import contextlib
 import glob
@@ -25,16 +21,12 @@ from .sample_table import PARTS, Listed, Part, Parts, by_name, in_order, is_hidd
 from .tar_index import Index, index_of, row_and_label
 from .walking import entries, holds_images, is_folder, no_classes, parts_in
 
-MOST_CLASSES = 1 << 20
+MOST_CLASSES = MOST_SHARDS = 1 << 20
 OPEN_FILES = 64
-MOST_SHARDS = 1 << 20
 
 
 class TarSource(Listed):
-    """Members of tars: of each sample its tar, and its image's row in that tar's index; labels are as for `Listed`.
-
-    Every process opens the tars for itself.
-    """
+    """Members of tars: of each sample its tar, and its image's row in that tar's index; labels are as for `Listed`."""
 
     def __init__(self, indices: Sequence[Index], members: Sequence[tuple[int, int]], *labelled: Any):
         super().__init__([indices[tar].names[row] for tar, row in members], *labelled)
@@ -88,10 +80,7 @@ class ShardSource(TarSource):
     kind = "shards"
 
     def shuffled(self, generator: torch.Generator, shards_at_once: int = 16, rows: np.ndarray | None = None) -> Tensor:
-        """All indices (N,), or places among some rows, in a random order that reads large data nearly in sequence.
-
-        The order of shards is random, and samples are shuffled within windows of some shards, not across them.
-        """
+        """All indices (N,), or places among some rows, shuffled within windows of shards in any order."""
         own = self.shards if rows is None else self.shards[rows]
         order = np.argsort(own, kind="stable")
         bounds = np.searchsorted(own[order], np.arange(len(self.tars) + 1))
@@ -111,8 +100,7 @@ def matching(pattern: str) -> list[Path]:
         found = in_order(glob.glob(one)) if glob.has_magic(one) else [one] * os.path.exists(one)
         if not found:
             raise FileNotFoundError(f"no such shard: {one}; it was expected from {pattern}")
-        for path in map(Path, found):
-            paths += tars_in(path) if path.is_dir() else [path]
+        paths += [tar for path in map(Path, found) for tar in (tars_in(path) if path.is_dir() else [path])]
     if not paths:
         raise FileNotFoundError(f"no shards match {pattern}; expected .tar files")
     return paths
@@ -182,18 +170,16 @@ def open_tars(paths: Sequence[Path], channels: int, cache: Path) -> Parts:
     return parts
 
 
-def _place(paths: Sequence[Path], indices: Sequence[Index], notes: list[str]) -> str:
-    """The tars in a few words, with a note on what is refused in them."""
+def _place(paths: Sequence[Path], indices: Sequence[Index]) -> tuple[str, list[str]]:
+    """The tars in a few words, and a note on what is refused in them."""
     place = some([str(path) for path in paths], 1)
     refused = [name for index in indices for name in index.refused]
-    notes += noted(f"{place}: links and names that lead out of the tar are ignored", refused)
-    return place
+    return place, noted(f"{place}: links and names that lead out of the tar are ignored", refused)
 
 
 def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int) -> Parts:
     """Tars of class folders: train/ and val/ in them, below a single top folder or not, or the folders themselves."""
-    notes: list[str] = []
-    place = _place(paths, indices, notes)
+    place, notes = _place(paths, indices)
     every = [(name, tar, row) for tar, index in enumerate(indices) for row, name in enumerate(index.names)]
     seen = [(name.split("/"), tar, row) for name, tar, row in sorted(every)]  # path in the tar, which tar, which member
     seen = [row for row in seen if not any(map(is_hidden, row[0]))]
@@ -203,10 +189,8 @@ def parts_of_tars(paths: Sequence[Path], indices: Sequence[Index], channels: int
     ignored = ["/".join(inner) for inner, _, _ in seen if not is_image(inner[-1])]
     notes += noted(f"{place}: files that are no images are ignored", ignored)
     inside = [inner for inner, _, _ in rows]
-    depth = 0
-    while len({inner[depth] for inner in inside}) == 1 and min(map(len, inside)) > depth + 2:
-        if inside[0][depth].lower() in PARTS:
-            break
+    depth, deepest = 0, min(map(len, inside)) - 2
+    while depth < deepest and len({inner[depth] for inner in inside}) == 1 and inside[0][depth].lower() not in PARTS:
         depth += 1
     tops = in_order({inner[depth] for inner in inside if len(inner) > depth + 1})
     direct = {inner[depth] for inner in inside if len(inner) == depth + 2}
@@ -242,22 +226,21 @@ def part_of_shards(paths: Sequence[Path], indices: Sequence[Index], channels: in
             else:
                 members.append((shard, row))
                 labels.append(label)
-    notes = noted("samples skipped", skipped)
-    place = _place(paths, indices, notes)
+    place, refused = _place(paths, indices)
     if max(labels) >= MOST_CLASSES:
         raise ValueError(f"{place}: label {max(labels)} is no class; expected numbers from 0")
     classes, file = class_names(paths[0].parent)
     if file is not None and max(labels) >= len(classes):
         raise ValueError(f"{file} names {len(classes)} classes, but {place} has label {max(labels)}; add the names")
     classes = classes or [str(label) for label in range(max(labels) + 1)]
+    notes = noted("samples skipped", skipped) + refused
     return Part(ShardSource(indices, members, labels, classes, channels), place, notes)
 
 
 def class_names(folder: Path) -> tuple[list[str], Path | None]:
     """Names from classes.txt (a line each) or _info.json ("classes") beside the shards or one folder up."""
-    for file in (near / name for near in (folder, folder.parent) for name in ("classes.txt", "_info.json")):
-        if not file.is_file():
-            continue
+    files = [near / name for near in (folder, folder.parent) for name in ("classes.txt", "_info.json")]
+    for file in filter(Path.is_file, files):
         text = file.read_text("utf-8")
         if file.suffix == ".txt":
             return [line.strip() for line in text.splitlines() if line.strip()], file

@@ -1,9 +1,4 @@
-"""The members of a tar by name, place and size, and the labels among them, kept in the cache.
-
-Indices and unpacked copies of compressed tars are keyed by the tar's path, size and time. What a tar may cost is
-bounded: a megabyte of compressed zeros unpacks to a gigabyte, and a header of 512 bytes may claim any length. Images
-are compressed already, so that an honest archive of them hardly grows.
-"""
+"""The members of a tar by name, place and size, and the labels among them, kept in the cache, at a bounded cost."""
 
 import bz2
 import contextlib
@@ -31,9 +26,8 @@ from .sample_table import EXTENSIONS, Names
 # Compression by a file's first bytes, whatever its name.
 COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
-
 VARIABLE = "BROADSIGHT_UNPACK_GB"  # of the environment: the most that a compressed tar may unpack to
-TIMES = 50  # the size of a compressed tar, that it unpacks to at most; bitmaps shrink to a tenth
+TIMES = 50  # the size of a compressed tar, that it unpacks to at most; bitmaps shrink to a tenth, zeros to a thousandth
 LEAST = 256 << 20  # bytes that any may have
 LEFT = 1 << 30  # bytes of the disk that are not filled
 HEADER = 16 << 20  # bytes that are read at once: names and notes of a member, however long
@@ -41,7 +35,6 @@ HEADER = 16 << 20  # bytes that are read at once: names and notes of a member, h
 DAMAGES = (EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError, gzip.BadGzipFile)
 # What tarfile also raises for files that are no tars: endless chains of headers, huge numbers, malformed notes.
 DAMAGES += (RecursionError, OverflowError, MemoryError, LookupError, TypeError, AttributeError)
-
 FORMAT = 1  # of the cached index; another number makes the old ones stale
 
 
@@ -196,18 +189,16 @@ def _unpack(path: Path, opener: Callable[..., Any], file: IO[bytes], folder: Pat
             most = int(float(given) * 2**30)
         if most < 1:
             raise TooMuch(f"{why}; expected gigabytes, such as 20")
-    room = shutil.disk_usage(folder).free - LEFT
-    written = 0
+    limit, hint = f"{_size(most)} ({why})", f"if that is meant, set {VARIABLE} to gigabytes that suffice"
+    if (room := shutil.disk_usage(folder).free - LEFT) < most:
+        limit = f"{folder} has room for ({_size(max(room, 0))} beside the last {_size(LEFT)})"
+        hint = "set BROADSIGHT_CACHE to a folder with room"
+    left = min(most, room)
     with opener(path, "rb") as packed:
         while block := cast(IO[bytes], packed).read(1 << 20):
-            written += len(block)
-            if written > most:
-                hint = f"if that is meant, set {VARIABLE} to gigabytes that suffice, or unpack it yourself"
-                raise TooMuch(f"{path} unpacks to more than {_size(most)} ({why}); {hint}")
-            if written > room:
-                what = f"{folder} has room for ({_size(max(room, 0))} beside the last {_size(LEFT)})"
-                hint = "set BROADSIGHT_CACHE to a folder with room, or unpack it yourself"
-                raise TooMuch(f"{path} unpacks to more than {what}; {hint}")
+            left -= len(block)
+            if left < 0:
+                raise TooMuch(f"{path} unpacks to more than {limit}; {hint}, or unpack it yourself")
             file.write(block)
 
 

@@ -49,10 +49,8 @@ class DatasetSource(Listed):
         known = getattr(self.dataset, "samples", None)
         if isinstance(known, list) and isinstance(known[index][0], (str, Path)):  # files
             return of_file(known[index][0], content)
-        if not content:
-            return b""
         try:
-            image = self.stored(int(index))
+            image = self.stored(int(index)) if content else b""
         except UNREADABLE:
             return b"unreadable"
         if isinstance(image, str):
@@ -127,7 +125,6 @@ def labels_of(dataset: Any) -> np.ndarray:
 def classes_of(dataset: Any) -> list[str]:
     """The names of its classes; of synonyms, as ImageNet has, the first."""
     names = getattr(dataset, "classes", None) or getattr(dataset, "all_categories", None)
-    if names is None:
-        numbers = getattr(dataset, "class_to_idx", None) or {}
-        names = sorted(numbers, key=numbers.__getitem__)
+    numbers = getattr(dataset, "class_to_idx", None) or {}
+    names = sorted(numbers, key=numbers.__getitem__) if names is None else names
     return [name if isinstance(name, str) else str(name[0]) for name in names]

@@ -35,10 +35,8 @@ class Unlabelled(FolderSource):
 def find_images(arguments: Iterable[str | Path], listing: str | Path | None = None) -> tuple[Unlabelled, list[str]]:
     """The images that arguments name, in their order, and notes for the user; or one error with all that is wrong.
 
-    Args:
-        arguments: Files of any name; folders, of which all images at any depth count, in natural order; or patterns
-            such as photos/**/*.jpg. An existing path is never a pattern, whatever its characters.
-        listing: Text file with a path on every line, relative to its own folder; they become absolute.
+    Arguments are files of any name, folders with images at any depth, or patterns such as photos/**/*.jpg, which no
+    existing path is. A listing is a text file with a path on every line, relative to its own folder.
     """
     given = [os.fspath(argument) for argument in arguments]
     if not given and listing is None:
@@ -66,24 +64,20 @@ def find_images(arguments: Iterable[str | Path], listing: str | Path | None = No
     }
     if any(errors.values()):
         raise FileNotFoundError("; ".join(error for error, found in errors.items() if found))
-    first: dict[str, str] = {}
-    twice: dict[str, str] = {}
+    first, twice = dict[str, str](), dict[str, str]()
     for name in names:
         path = os.path.abspath(name)
         (twice if path in first else first)[path] = name
-    if twice:
-        again = some(list(twice.values()))
-        notes.append(f"{_count(len(twice), 'image')} named more than once, and predicted once: {again}")
+    what = f"{_count(len(twice), 'image')} named more than once, and predicted once"
+    notes += noted(what, list(twice.values()))
     return Unlabelled(list(first.values())), notes
 
 
 def _named(argument: str, walk: Walk, notes: list[str], wrong: dict[str, list[str]]) -> list[str]:
     """The images of one argument, or none and an entry among what is wrong."""
-    ignored: list[str] = []
-    walk.ignored, walk.again = ignored, []
+    walk.ignored, walk.again, names = [], [], list[str]()
     if os.path.isfile(argument):
         return [argument]
-    names: list[str] = []
     if os.path.isdir(argument):
         names, kind = in_order(walk.all(argument, os.path.join(argument, ""))), "empty"
     elif not os.path.exists(argument) and any(sign in argument for sign in "*?["):
@@ -95,32 +89,29 @@ def _named(argument: str, walk: Walk, notes: list[str], wrong: dict[str, list[st
     if not names:
         wrong[kind].append(argument)
         return []
-    notes += walk.notes(argument) + noted(f"{argument}: files that are no images are ignored", in_order(ignored))
+    notes += walk.notes(argument) + noted(f"{argument}: files that are no images are ignored", in_order(walk.ignored))
     return names
 
 
 def _matching(pattern: str, walk: Walk) -> Iterator[str]:
+    """Images that a pattern names; below the folders before a ** by a walk, as `glob` would follow links for ever."""
     parts = pattern.split("/")
-    if "**" in parts:
-        yield from _matching_below(parts[: parts.index("**")], parts[parts.index("**") :], walk)
+    if "**" not in parts:
+        for name in glob.iglob(pattern):
+            hidden = any(is_hidden(part) and part not in pattern for part in Path(name).parts)
+            if os.path.isfile(name) and not hidden:
+                if is_image(name):
+                    yield name
+                else:
+                    walk.ignored.append(name)
         return
-    for name in glob.iglob(pattern):
-        hidden = any(is_hidden(part) and part not in pattern for part in Path(name).parts)
-        if os.path.isfile(name) and not hidden:
-            if is_image(os.path.basename(name)):
-                yield name
-            else:
-                walk.ignored.append(name)
-
-
-def _matching_below(start: list[str], rest: list[str], walk: Walk) -> Iterator[str]:
-    """Images below all folders that the start of a pattern names; `glob` would follow links for ever."""
+    start, rest = parts[: parts.index("**")], parts[parts.index("**") :]
     first = "/".join([*start, ""])
     folders = in_order(glob.glob(first)) if first else [""]
     walk.expect(folder or "." for folder in folders)
     ignored = walk.ignored
     for folder in folders:
-        if walk.went_through(folder or "."):
+        if os.path.realpath(folder or ".") in walk.owners:
             walk.again.append(folder)
             continue
         walk.ignored = []

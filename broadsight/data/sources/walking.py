@@ -55,23 +55,22 @@ def no_classes(place: str | Path, images: int) -> ValueError:
     """The error for class folders that are missing: there is no image, or so many lie outside of such folders."""
     if not images:
         return ValueError(f"no images in {place}; expected folders named after classes, with images in them")
-    what = f"{place} holds {images:,} images but no class folders"
-    return ValueError(f"{what}; put the images of each class into a folder named after it")
+    hint = "put the images of each class into a folder named after it"
+    return ValueError(f"{place} holds {images:,} images but no class folders; {hint}")
 
 
 class Walk:
-    """Finds the images below folders. Links are followed, but nothing is found twice.
+    """Finds the images below folders. Links are followed, but nothing is found twice, and first by its own name.
 
-    What lies in a folder itself comes before what links lead to, so that an image keeps its own name. A link to what
-    was found otherwise, or to a folder around the link, is not followed; `again` has the names of such links. `ignored`
-    gets the names of files other than images, and of pipes, sockets and devices.
+    `again` has the names of links that were not followed: to what was found otherwise, or to a folder around the link.
+    `ignored` gets the names of files other than images, and of pipes, sockets and devices.
     """
 
     def __init__(self, ignored: list[str]):
         self.ignored, self.again = ignored, []
         self._expected: set[str] = set()
         self._tops: set[str] = set()  # where `own` has begun
-        self._owners: dict[str, str] = {}  # of real folders, and of real images that links lead to
+        self.owners: dict[str, str] = {}  # of real folders, and of real images that links lead to
         self._reached: set[str] = set()  # which of these are there by a link alone
         self._links: dict[str, list[tuple[str, str]]] = defaultdict(list)  # by owner: names and paths, of folders
         self._files: dict[str, list[tuple[str, str]]] = defaultdict(list)  # likewise, of images
@@ -83,7 +82,7 @@ class Walk:
     def claim(self, folder: Path | str, owner: str) -> None:
         """Give a folder to an owner before the search; a ValueError if a link has given it to another."""
         real = os.path.realpath(folder)
-        other = self._owners.setdefault(real, owner)
+        other = self.owners.setdefault(real, owner)
         if os.path.islink(folder):
             self._reached.add(real)
         if other != owner:
@@ -92,7 +91,7 @@ class Walk:
     def own(self, folder: Path | str, prefix: str, owner: str = "", by_link: bool = False) -> Iterator[str]:
         """Names of the images below a folder, links aside; a ValueError if another owner claims a folder in it."""
         top = os.path.realpath(folder)
-        self._owners.setdefault(top, owner)
+        self.owners.setdefault(top, owner)
         self._tops.add(os.path.join(top, ""))
         by_link = by_link or top in self._reached
         waiting = [(os.fspath(folder), top, prefix)]
@@ -107,10 +106,10 @@ class Walk:
                         self._links[owner].append((f"{name}/", entry.path))
                         continue
                     inner = os.path.join(real, entry.name)
-                    if inner not in self._owners:
-                        self._owners[inner] = owner
+                    if inner not in self.owners:
+                        self.owners[inner] = owner
                         waiting.append((entry.path, inner, f"{name}/"))
-                    elif (other := self._owners[inner]) != owner:
+                    elif (other := self.owners[inner]) != owner:
                         what = f"{entry.path} belongs to both {owner!r} and, by a link, {other!r}"
                         raise ValueError(f"{what}; remove the link, or copy the folder")
                 elif is_image(entry.name) and is_there(entry.is_file):
@@ -137,11 +136,11 @@ class Walk:
         for name, path in sorted(self._files.pop(owner, [])):
             real = os.path.realpath(path)
             folder, base = os.path.split(real)
-            counted = folder if folder in self._owners and is_image(base) else real
+            counted = folder if folder in self.owners and is_image(base) else real
             if self._found(counted, name, owner):
                 self.again.append(name)
             else:
-                self._owners[real] = owner
+                self.owners[real] = owner
                 self._reached.add(real)
                 yield name
 
@@ -151,21 +150,16 @@ class Walk:
         yield from self.linked()
         yield from self.linked_files() if files_once else sorted(name for name, _ in self._files.pop("", []))
 
-    def went_through(self, folder: Path | str) -> bool:
-        """Whether a folder was searched, by this name or another."""
-        return os.path.realpath(folder) in self._owners
-
     def _found(self, real: str, name: str, owner: str) -> bool:
         """Whether a real path was found before; an error if only links of another owner lead to it."""
-        other = self._owners.get(real)
+        other = self.owners.get(real)
         if other not in (None, owner) and real in self._reached:
             raise ValueError(f"links of both {other!r} and {owner!r} lead to {real} ({name}); keep one of them")
         return other is not None
 
     def notes(self, place: Path | str) -> list[str]:
         """A line on the links that were not followed, if there are any."""
-        what = f"{place}: links to what is there already, or around it, are not followed"
-        return noted(what, sorted(self.again))
+        return noted(f"{place}: links to what is there already, or around it, are not followed", sorted(self.again))
 
 
 def images_below(folder: Path | str, prefix: str, ignored: list[str], files_once: bool = True) -> Iterator[str]:

@@ -353,12 +353,12 @@ def test_cache__shortened_or_gone_while_in_use_or_never_made(tmp_path):
         assert source.open(1).tobytes() == draw_scene(1, size=16).image.tobytes()
 
 
-@pytest.mark.parametrize("method", ["intact", "create"])
+@pytest.mark.parametrize("method", ["open", "mkdir"])
 def test_cache__folder_may_not_be_written(tmp_path, monkeypatch, method):
-    def refuse(self):
+    def refuse(self, *_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(RecordFile, method, refuse)  # root, who may run the tests, is never refused
+    monkeypatch.setattr(Path, method, refuse)  # root, who may run the tests, is never refused
     with pytest.warns(RuntimeWarning, match="Permission denied"):
         assert Scenes(3, size=16, cache=tmp_path).open(0).tobytes() == draw_scene(0, size=16).image.tobytes()
 

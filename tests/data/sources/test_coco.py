@@ -45,29 +45,21 @@ def write(tmp_path):
 
 def test_target__by_hand(write):
     crowd = dict(size=[6, 8], counts=[6, 6, 36])
-    items = [
-        annotation(id=1, bbox=[1, 2, 3, 4], category_id=90, ignore=0),
-        annotation(id=2, bbox=[1, 0, 1, 6], category_id=3, segmentation=crowd, iscrowd=1, area=6.5, ignore=1),
-    ]
-    data = CocoDataset(write(items))
+    second = annotation(id=2, bbox=[1, 0, 1, 6], category_id=3, segmentation=crowd, iscrowd=1, area=6.5, ignore=1)
+    data = CocoDataset(write([annotation(category_id=90, ignore=0), second]))
     told = (
         "crowds, which nothing is learned from: 1 (first: annotation 2)",
         'annotations marked "ignore", which COCO does not know, taken as any other: 1 (first: annotation 2)',
     )
     assert (len(data), data.name(0), data.notes) == (1, "a.png", told)
     assert data.classes == ("cat", "dog", "brush") and data.category_ids == {1: 3, 2: 7, 3: 90}
-
     image, target = data[0]
     assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (8, 6), (200, 10, 10))
     assert target.keys() == {"boxes", "labelled_boxes", "labels", "iscrowd", "area", "image_id", "masks"}
     assert target["boxes"].tolist() == [[1, 2, 4, 6], [1, 0, 2, 6]] and target["boxes"].canvas_size == (6, 8)
     assert target["boxes"].format is tv_tensors.BoundingBoxFormat.XYXY and target["image_id"] == 10
-    for key, numbers, kind in (
-        ("labels", [3, 1], torch.int64),
-        ("iscrowd", [0, 1], torch.int64),
-        ("area", [12, 6.5], torch.float32),
-    ):
-        assert target[key].tolist() == numbers and target[key].dtype == kind
+    numbers = dict(labels=([3, 1], torch.int64), iscrowd=([0, 1], torch.int64), area=([12, 6.5], torch.float32))
+    assert {key: (target[key].tolist(), target[key].dtype) for key in numbers} == numbers
     assert isinstance(target["masks"], tv_tensors.Mask) and target["masks"].dtype == torch.uint8
     expected = torch.zeros(2, 6, 8, dtype=torch.uint8)
     expected[0, 2:6, 1:4] = 1
@@ -85,17 +77,13 @@ def test_target__objects_go_to_their_image_in_the_order_of_the_file(write):
     assert [target["image_id"] for _, target in data] == [5, 2, 9]  # iteration ends
 
 
-def test_target__without_objects_has_empty_shapes(write):
-    categories = [dict(id=1, name="person", keypoints=["nose", "tail"])]
+def test_target__keypoints_or_empty_shapes_without_objects(write):
+    categories = [dict(id=1, name="person", keypoints=["nose", "tail"]), dict(id=2, name="stone")]
     target = CocoDataset(write([], categories=categories), keypoints=True).target(0)
     shapes = {key: tuple(value.shape) for key, value in target.items() if key != "image_id"}
     lists = dict(boxes=(0, 4), labelled_boxes=(0, 4), labels=(0,), iscrowd=(0,), area=(0,))
     assert shapes == lists | dict(masks=(0, 6, 8), keypoints=(0, 2, 3))
     assert (target["boxes"].dtype, target["labels"].dtype) == (torch.float32, torch.int64)
-
-
-def test_target__keypoints(write):
-    categories = [dict(id=1, name="person", keypoints=["nose", "tail"]), dict(id=2, name="stone")]
     items = [
         annotation(id=1, category_id=1, keypoints=[1, 2, 2, 0, 0, 0]),
         annotation(id=2, category_id=2),
@@ -126,9 +114,8 @@ def test_boxes__outside_are_clipped_and_those_of_no_area_dropped(write):
 def test_masks__missing_ones(write):
     items = [annotation(id=1), annotation(id=2, segmentation=[]), {**BOX, "id": 3}]
     data = CocoDataset(write(items))
-    assert len(data.target(0)["boxes"]) == 1
     assert data.notes == ("annotations without a mask dropped: 2 (first: annotation 2)",)
-    assert len(CocoDataset(write(items), masks=False).target(0)["boxes"]) == 3
+    assert [len(one.target(0)["boxes"]) for one in (data, CocoDataset(write(items), masks=False))] == [1, 3]
     refused(r"has no masks, only boxes; open it with masks=False", CocoDataset, write([BOX]))
 
 
@@ -154,14 +141,13 @@ def test_annotation__error_names_the_file_and_it(write, item, message):
 
 
 def test_keypoints__errors(write):
-    categories = [dict(id=3, name="person", keypoints=["nose", "tail"])]
-    birds = [*categories, dict(id=4, name="bird", keypoints=["beak"])]
-    for words, item, kinds in (
-        ("annotation 1: keypoints are 3 numbers; expected .* of 2 keypoints", dict(keypoints=[1, 2, 2]), categories),
-        ("no list of keypoints in its categories", {}, CATEGORIES),
-        ("different lists of keypoints", {}, birds),
+    people, birds = (dict(id=3, name="a", keypoints=["nose", "tail"]), dict(id=4, name="bird", keypoints=["beak"]))
+    for words, kinds in (
+        ("annotation 1: keypoints are 3 numbers; expected .* of 2 keypoints", [people]),
+        ("no list of keypoints in its categories", CATEGORIES),
+        ("different lists of keypoints", [people, birds]),
     ):
-        refused(words, CocoDataset, write([annotation(**item)], categories=kinds), keypoints=True)
+        refused(words, CocoDataset, write([annotation(keypoints=[1, 2, 2])], categories=kinds), keypoints=True)
 
 
 @pytest.mark.parametrize(
@@ -209,12 +195,16 @@ def test_images__missing_ones_are_named_on_construction(write, tmp_path):
     refused(words, CocoDataset, file, tmp_path / "elsewhere", error=FileNotFoundError)
 
 
-def test_images__in_subfolders_and_grey(write, tmp_path):
-    (tmp_path / "train").mkdir()
+def test_images__in_subfolders_and_grey_or_as_coco_lays_them_out(write, tmp_path):
+    for folder in ("train", "annotations", "val2017"):
+        (tmp_path / folder).mkdir()
     file = write(images=[dict(id=1, file_name="train/a.png", width=8, height=6)])
     for channels, mode in ((3, "RGB"), (1, "L")):
         image = CocoDataset(file, channels=channels).open(0)
         assert (image.mode, image.size) == (mode, (8, 6))
+    file = write([annotation()]).rename(tmp_path / "annotations" / "instances_val2017.json")
+    (tmp_path / "a.png").rename(tmp_path / "val2017" / "a.png")
+    assert CocoDataset(file).images == tmp_path / "val2017"
 
 
 def test_images__damaged_or_of_another_size_or_of_none(write, tmp_path):
@@ -239,32 +229,21 @@ def test_exif__the_box_stays_on_its_object(write, tmp_path, orientation, suffix)
     exif[0x0112] = orientation
 
     def inside(image_size, box) -> tuple:
-        name = f"turned.{suffix}"
         width, height = image_size
-        listed = [dict(id=10, file_name=name, width=width, height=height)]
+        listed = [dict(id=10, file_name=f"turned.{suffix}", width=width, height=height)]
         file = write([annotation(bbox=box)], listed)
-        stored.save(tmp_path / name, exif=exif, quality=100, subsampling=0)
+        stored.save(tmp_path / f"turned.{suffix}", exif=exif, quality=100, subsampling=0)
         image, target = CocoDataset(file, masks=False)[0]
         assert image.size == image_size == target["boxes"].canvas_size[::-1]
         assert ImageOps.exif_transpose(image).tobytes() == image.tobytes()  # no one turns it again
-        x1, y1, x2, y2 = map(int, target["boxes"][0].tolist())
-        crop = image.crop((x1, y1, x2, y2)).resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
-        whole = image.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
-        return crop[0] > 250, round(whole[0] / 255, 2)
+        crop = image.crop(tuple(map(int, target["boxes"][0].tolist())))
+        inner, whole = (one.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)) for one in (crop, image))
+        return inner[0] > 250, round(whole[0] / 255, 2)
 
     assert inside((48, 32), [0, 0, 16, 8]) == (True, round(16 * 8 / (48 * 32), 2))
     if orientation >= 5:  # sides change places, so that the size tells that the turned image was labelled
         corner = {5: (0, 0), 6: (24, 0), 7: (24, 32), 8: (0, 32)}[orientation]
         assert inside((32, 48), [*corner, 8, 16]) == (True, round(16 * 8 / (48 * 32), 2))
-
-
-def test_images__folder_is_found_as_coco_lays_it_out(write, tmp_path):
-    file = write([annotation()])
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "val2017").mkdir()
-    file = file.rename(tmp_path / "annotations" / "instances_val2017.json")
-    (tmp_path / "a.png").rename(tmp_path / "val2017" / "a.png")
-    assert CocoDataset(file).images == tmp_path / "val2017"
 
 
 def test_target__goes_through_pickle_workers_and_transforms_and_can_be_changed(write):
@@ -276,8 +255,8 @@ def test_target__goes_through_pickle_workers_and_transforms_and_can_be_changed(w
     _, target = v2.RandomHorizontalFlip(1.0)(*data[0])
     assert target["boxes"].tolist() == [[4, 2, 7, 6]]
     assert target["masks"][0].nonzero()[:, 1].unique().tolist() == [4, 5, 6]
-    data.target(0)["boxes"].zero_()
-    data.target(0)["labels"].zero_()
+    for key in ("boxes", "labels"):
+        data.target(0)[key].zero_()
     assert data.target(0)["boxes"].tolist() == [[1, 2, 4, 6]] and data.target(0)["labels"].tolist() == [1]
 
 

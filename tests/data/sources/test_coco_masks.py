@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from broadsight.data.sources.coco_masks import MaskPool, expand_text, read_polygon
+from broadsight.data.sources.coco_masks import MaskPool, expand_text
 from tests.refusals import refused
 
 from ..reading import shared
@@ -46,12 +46,9 @@ def test_polygon__of_fewer_than_three_corners_outlines_nothing():
     assert pool.draw(0, 4, 4).sum() == 4
 
 
-def test_runs__go_down_the_columns():
+def test_runs__go_down_the_columns_and_come_as_text():
     assert draw(dict(size=[2, 3], counts=[1, 2, 1, 2]), 2, 3).tolist() == grid(".## #.#")
     assert draw(dict(size=[2, 3], counts=[0, 6]), 2, 3).all()
-
-
-def test_expand_text__by_hand():
     # 1 -> "1"; 2 -> "2"; 3 -> "3"; then 2 - 2 = 0 -> "0" and 1 - 3 = -2 -> 30 = 0b11110 -> chr(48 + 30) = "N"
     # 100 = 0b00011_00100: 4 with more to come (36 + 48 = "T"), then 3; 16 needs a second letter to stay positive
     for text, runs in (("1230N", [1, 2, 3, 2, 1]), ("T3", [100]), ("`0", [16]), ("8", [8])):
@@ -59,10 +56,9 @@ def test_expand_text__by_hand():
 
 
 def test_pool__keeps_masks_of_both_kinds_apart():
-    pool = MaskPool()
-    pool.add([[0, 0, 1, 0, 1, 1, 0, 1]], 2, 2)
-    pool.add(dict(size=[2, 2], counts="31"), 2, 2)
-    pool.add([[0, 0, 1, 0, 1, 2, 0, 2], [1, 0, 2, 0, 2, 1, 1, 1]], 2, 2)
+    pool, parts = MaskPool(), [[0, 0, 1, 0, 1, 2, 0, 2], [1, 0, 2, 0, 2, 1, 1, 1]]
+    for one in ([[0, 0, 1, 0, 1, 1, 0, 1]], dict(size=[2, 2], counts="31"), parts):
+        pool.add(one, 2, 2)
     masks = [pool.draw(i, 2, 2).tolist() for i in range(len(pool))]
     assert masks == [grid("#. .."), grid(".. .#"), grid("## #.")]
 
@@ -74,6 +70,7 @@ def test_pool__keeps_masks_of_both_kinds_apart():
         ([[1, 2, 3, 4, 5, 6, 7]], "has 7 numbers; expected pairs"),
         ([[1, 2, float("nan"), 4, 5, 6]], "no number or far outside"),
         ([[1, 2, 1e9, 4, 5, 6]], "no number or far outside"),
+        ([[90_000.0, 5.0, -90_000.0, 5.0] * 500], "an outline of 180,000,000 pixels; expected up to 1,000,000$"),
         ("text", "is a str; expected polygons or run lengths"),
         (dict(counts=[6]), 'without "size" and "counts"'),
         (dict(size=[3, 2], counts=[6]), r"size \[3, 2\] but its image \[2, 3\]"),
@@ -119,15 +116,7 @@ def test_masks__of_real_annotations_equal_pycocotools():
         kinds[type(segmentation)] += 1
         rle = oracle.frPyObjects(segmentation, *size)
         rle = oracle.merge(rle) if isinstance(rle, list) else rle
-        expected = oracle.decode(rle)
         text = dict(size=rle["size"], counts=rle["counts"].decode())
-        if not np.array_equal(draw(segmentation, *size), expected) or not np.array_equal(draw(text, *size), expected):
+        if not all(np.array_equal(draw(one, *size), oracle.decode(rle)) for one in (segmentation, text)):
             different.append(item["id"])
     assert different == [] and kinds == {list: 887, dict: 13}
-
-
-def test_polygon__of_an_endless_outline_is_refused():
-    """A line of text that would take gigabytes to walk along."""
-    there_and_back = [90_000.0, 5.0, -90_000.0, 5.0] * 500
-    refused(r"^a polygon has an outline of 180,000,000 pixels; expected up to 1,000,000$", read_polygon, there_and_back)
-    assert len(read_polygon([0, 0, 9, 0, 9, 9])) == 6 and len(read_polygon([])) == 0

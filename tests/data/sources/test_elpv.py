@@ -43,11 +43,9 @@ def test_elpv__damaged_or_not_installed(package, monkeypatch):
     table = package / "data" / "labels.csv"
     (package / "data" / "images" / "cell0002.png").unlink()
     refused(r"^poly/cell0002\.png: no such file", open_elpv("elpv", Options())["all"].source.open, 1)
+    one = "images/cell0001.png 0.0 mono\n"
     for text, words in (
-        (
-            "images/cell0001.png 0.0 mono\nimages/cell0002.png\n",
-            r", line 2: 'images/cell0002\.png' is not a file, a pro",
-        ),
+        (f"{one}images/cell0002.png\n", r", line 2: 'images/cell0002\.png' is not a file, a pro"),
         ("", " lists no images; install elpv-dataset anew"),
         ("ä", " cannot be read: .*; install elpv-dataset anew"),
     ):

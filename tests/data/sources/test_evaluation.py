@@ -21,18 +21,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def whole(folder):
-    return str(folder / "whole")
-
-
 @pytest.mark.parametrize(("part", "taken", "count"), [("auto", "val", 3), ("val", "val", 3), ("train", "train", 8)])
 def test_parts__validation_unless_asked_otherwise(folder, part, taken, count):
     found = open_part(str(folder / "parts"), part)
     assert len(found.source) == count and found.description.items() >= dict(images=count, part=taken).items()
 
 
-def test_whole__all_of_it_or_what_training_held_out(whole):
+def test_whole__all_of_it_or_what_training_held_out(folder):
+    whole = str(folder / "whole")
     found = open_part(whole)
     assert np.bincount(labels_of(found.source)).tolist() == [10, 20]
     assert (found.description["part"], found.place) == ("all", whole)
@@ -68,11 +64,11 @@ def test_refused(folder, data, options, message):
 def test_part__train_alone_is_noted(tmp_path):
     fill(tmp_path / "train", 8, a=2, b=2)
     found = open_part(str(tmp_path))
-    assert len(found.source) == 4
-    assert any("a part to train on alone, so that one is evaluated" in note for note in found.notes)
+    assert len(found.source) == 4 and "a part to train on alone, so that one is evaluated" in found.notes[0]
 
 
-def test_same_data__by_any_path(whole, monkeypatch):
+def test_same_data__by_any_path(folder):
+    whole = str(folder / "whole")
     assert same_data("scenes", "scenes") and not same_data("scenes", "scenes:40")
     assert same_data(whole, whole + "/") and same_data(whole, whole + "/../" + whole.rpartition("/")[2])
     assert not same_data(whole, whole + "/a")

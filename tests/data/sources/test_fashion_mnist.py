@@ -18,9 +18,8 @@ def idx(values: np.ndarray) -> bytes:
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A package with 12 images to train on and 5 to test."""
-    folder = tmp_path / "package"
+    folder, rng, content = tmp_path / "package", np.random.default_rng(0), {}
     folder.mkdir()
-    rng, content = np.random.default_rng(0), {}
     for part, count in (("train", 12), ("t10k", 5)):
         content[part] = rng.integers(0, 256, (count, 28, 28), np.uint8)
         labels = (np.arange(count) * 3 % 10).astype(np.uint8)
@@ -36,9 +35,7 @@ def test_fashion_mnist__images_and_labels(package, tmp_path):
     assert (len(splits.train), len(splits.val)) == (12, 5)
     assert splits.classes[0] == "T-shirt/top" and splits.classes[9] == "Ankle boot" and len(splits.classes) == 10
     assert [splits.train.label(row) for row in range(5)] == [0, 3, 6, 9, 2]
-    colours = np.asarray(splits.train.open(7))
-    assert colours.shape == (28, 28, 3)
-    np.testing.assert_array_equal(colours, np.repeat(content["train"][7][..., None], 3, 2))
+    np.testing.assert_array_equal(splits.train.open(7), np.repeat(content["train"][7][..., None], 3, 2), strict=True)
     grey = resolve("fashion-mnist", cache=tmp_path / "cache", channels=1).val.open(4)
     np.testing.assert_array_equal(np.asarray(grey), content["t10k"][4])
     assert splits.val.name(4) == "fashion-mnist/val/4" and splits.description["kind"] == "fashion-mnist"

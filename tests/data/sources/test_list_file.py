@@ -71,11 +71,10 @@ def test_list__quoted_separators_and_absolute_paths(folder):
 def test_list__numbers_by_value_and_the_same_image_twice(folder):
     part = opened(folder, "l.txt", "cats/1.png 10\ncats/2.png 9\ndogs/1.png 010\n10.png -1\n")
     assert part.source.classes == ("-1", "9", "10") and part.source.labels.tolist() == [2, 1, 2, 0]
-    part = opened(folder, "l.txt", "cats/1.png 10\ncats/2.png 9\n10.png x")
-    assert part.source.classes == ("9", "10", "x")
+    assert opened(folder, "l.txt", "cats/1.png 10\ncats/2.png 9\n10.png x").source.classes == ("9", "10", "x")
     part = opened(folder, "l.txt", "10.png a\n10.png a\ncats/1.png b")
-    assert len(part.source) == 3
-    assert part.notes == [f"{folder / 'l.txt'} lists images that it has listed before: 1 lines"]
+    said = f"{folder / 'l.txt'} lists images that it has listed before: 1 lines"
+    assert (len(part.source), part.notes) == (3, [said])
 
 
 def test_list__parts(folder):
@@ -135,9 +134,6 @@ def test_list__missing_images(folder, monkeypatch, few):
     path = write(folder, "l.csv", "10.png,a\n/none/1.png,b\n")
     with outside_allowed():
         refused(r"1 of 2 images in .* do not exist: /none/1\.png; correct the paths$", open_list, path, Options())
-
-
-def test_list__paths_from_the_working_directory(folder, monkeypatch):
     (folder / "lists").mkdir()
     path = write(folder / "lists", "l.txt", "cats/1.png 0\ncats/2.png 1\n")
     monkeypatch.chdir(folder)

@@ -16,14 +16,15 @@ from tests.refusals import refused
 from ..reading import raw_png, shared
 
 CLASSES = ["sky", "tree", "dog"]
+COLOURS = r"a\.png holds colours \(mode MODE\).*save it as grey or palette PNG"
 VALUES = np.array([[0, 1, 2, 255], [2, 1, 0, 0]], np.uint8)
 
 
 @pytest.fixture
 def pair(tmp_path):
     """Folders with one image of 4x2 (width x height) and its mask."""
-    (tmp_path / "images").mkdir()
-    (tmp_path / "masks").mkdir()
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
     Image.new("RGB", (4, 2), (200, 10, 10)).save(tmp_path / "images" / "a.jpg")
     Image.fromarray(VALUES).save(tmp_path / "masks" / "a.png")
     return tmp_path / "images", tmp_path / "masks"
@@ -50,11 +51,10 @@ def test_masks__with_a_palette_or_16_bits_are_read_as_indices(pair):
     mask.putpalette([50, 60, 70] * 256)
     mask.save(pair[1] / "a.png")
     assert Image.open(pair[1] / "a.png").mode == "P"
-    assert MaskFolder(*pair, classes=CLASSES)[0][1].tolist() == VALUES.tolist()
+    assert first(*pair, classes=CLASSES)[1].tolist() == VALUES.tolist()
     values = np.array([[0, 300, 999, 65535]] * 2, np.uint16)
     Image.fromarray(values).save(pair[1] / "a.png")
-    data = MaskFolder(*pair, classes=[f"class {i}" for i in range(1000)], ignore=65535)
-    assert data.target(0).tolist() == values.tolist()
+    assert first(*pair, classes=[*map(str, range(1000))], ignore=65535)[1].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -69,10 +69,7 @@ def test_masks__of_few_bits_are_not_stretched(tmp_path, bits):
 @pytest.mark.parametrize(
     ("mask", "words", "options"),
     [
-        *(
-            (Image.new(mode, (4, 2)), rf"a\.png holds colours \(mode {mode}\).*save it as grey or palette PNG", {})
-            for mode in ("RGB", "RGBA", "LA")
-        ),
+        *((Image.new(mode, (4, 2)), COLOURS.replace("MODE", mode), {}) for mode in ("RGB", "RGBA", "LA")),
         (VALUES, r"a\.png holds 2, which is none of the 2 classes or 255 to ignore", dict(classes=CLASSES[:2])),
         (VALUES, r"a\.png holds 255, which is none of the 3 classes;", dict(ignore=None)),
         (VALUES, r"a\.png holds 255, which is none of the 3 classes or 254 to", dict(ignore=254)),
@@ -95,7 +92,7 @@ def test_masks__black_and_white_are_not_ignored_silently(pair):
     assert len(MaskFolder(*pair, classes=CLASSES)) == 1  # with more classes, 255 is a border
 
 
-def test_pairs__left_out_are_told(pair):
+def test_pairs__in_subfolders_by_suffix_or_left_out_and_told(pair):
     images, masks = pair
     for name in "bc":
         Image.new("RGB", (4, 2)).save(images / f"{name}.jpg")
@@ -103,14 +100,9 @@ def test_pairs__left_out_are_told(pair):
     (masks / "readme.md").write_text("no mask")
     data = MaskFolder(images, masks, classes=CLASSES)
     assert [data.name(i) for i in range(len(data))] == ["a.jpg"]
-    assert data.notes == (
-        "images without a mask left out: 2 (first: b.jpg)",
-        "masks without an image left out: 1 (first: d.png)",
-    )
-
-
-def test_pairs__in_subfolders_and_by_suffix(pair):
-    images, masks = pair
+    lost = ("images without a mask left out: 2 (first: b.jpg)", "masks without an image left out: 1 (first: d.png)")
+    assert data.notes == lost
+    # in folders and by a suffix
     for folder in ("x", "y"):
         (images / folder).mkdir()
         (masks / folder).mkdir()
@@ -122,17 +114,16 @@ def test_pairs__in_subfolders_and_by_suffix(pair):
 
 
 def test_pairs__errors(pair, tmp_path):
-    images, masks = pair
-    words = r"no mask in .*masks has the name of an image .* see suffix="
-    refused(words, MaskFolder, images, masks, classes=CLASSES, suffix="_mask")
-    nowhere = tmp_path / "nowhere"
-    refused("nowhere is not a folder", MaskFolder, images, nowhere, classes=CLASSES, error=FileNotFoundError)
-    Image.new("RGB", (4, 2)).save(images / "a.png")
-    words = r"images holds a\.\w+ and a\.\w+, which pair with the same; keep one"
-    refused(words, MaskFolder, images, masks, classes=CLASSES)
-    (images / "a.png").unlink()
-    (masks / "a.png").rename(masks / "a.JPG")
-    refused(r"a\.JPG is a JPEG, which alters values; save masks as PNG", MaskFolder, images, masks, classes=CLASSES)
+    def wrong(words: str, masks: Path = pair[1], **options) -> None:
+        refused(words, MaskFolder, pair[0], masks, classes=CLASSES, **options)
+
+    wrong(r"no mask in .*masks has the name of an image .* see suffix=", suffix="_mask")
+    wrong("nowhere is not a folder", tmp_path / "nowhere", error=FileNotFoundError)
+    Image.new("RGB", (4, 2)).save(pair[0] / "a.png")
+    wrong(r"images holds a\.\w+ and a\.\w+, which pair with the same; keep one")
+    (pair[0] / "a.png").unlink()
+    (pair[1] / "a.png").rename(pair[1] / "a.JPG")
+    wrong(r"a\.JPG is a JPEG, which alters values; save masks as PNG")
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
@@ -144,9 +135,8 @@ def test_exif__mask_and_image_agree(pair, orientation):
     exif[0x0112] = orientation
     stored.save(images / "a.jpg", exif=exif, quality=100)
     turn = {1: 0, 3: 0, 6: 3, 8: 1}[orientation]  # quarter turns that the mask was drawn after; of a half, none
+    values = np.pad(np.ones((8, 16), np.uint8), ((0, 24), (0, 32)))
     for turns in {0, turn}:
-        values = np.zeros((32, 48), np.uint8)
-        values[:8, :16] = 1
         Image.fromarray(np.ascontiguousarray(np.rot90(values, turns))).save(masks / "a.png")
         image, mask = MaskFolder(images, masks, classes=CLASSES)[0]
         assert np.array_equal(np.asarray(image)[..., 0] > 127, mask.numpy() == 1)
@@ -164,8 +154,7 @@ def test_exif__mask_and_image_agree(pair, orientation):
 )
 def test_classes__from_a_file(pair, name, text, expected):
     (pair[1].parent / name).write_text(text)
-    assert MaskFolder(*pair).classes == expected
-    assert MaskFolder(*pair, classes=str(pair[1].parent / name)).classes == expected
+    assert MaskFolder(*pair).classes == MaskFolder(*pair, classes=str(pair[1].parent / name)).classes == expected
 
 
 @pytest.mark.parametrize(
@@ -197,5 +186,5 @@ def test_real__semantic():
     assert (data.classes[0], data.classes[1], data.classes[12]) == ("unlabeled", "person", "unused 12")
     for i in range(0, 100, 10):
         image, mask = data[i]
-        assert image.size == (mask.shape[1], mask.shape[0])
+        assert image.size == mask.shape[::-1]
         assert mask.tolist() == np.asarray(Image.open(data.masks / f"{Path(data.name(i)).stem}.png")).tolist()

@@ -33,8 +33,7 @@ def register(monkeypatch):
 def test_registered__all_that_the_modules_define():
     kinds = {one.kind: one for one in registered_sources()}
     assert kinds.keys() == {"coco", "elpv", "fashion-mnist", "folder", "list", "scenes", "tar", "timm"}
-    for one in kinds.values():
-        assert named_source(one.known[0]) is one if one.known else True
+    assert all(named_source(one.known[0]) is one for one in kinds.values() if one.known)
 
 
 def test_register__by_name(register, tmp_path, monkeypatch):
