@@ -13,8 +13,7 @@ from .folding import fold_norm
 class BilinearPatchEmbed(nn.Module):
     """Sample once per 2 x 2 patch, then a separable convolution. (B, C, H, W) -> (B, C', H/2, W/2), sizes rounded up.
 
-    A depth-wise convolution predicts where to sample, as an offset in pixels from the patch's centre; with no offset
-    this is 2 x 2 mean pooling. The offset is shared by all channels.
+    A depth-wise convolution predicts the offset from the patch's centre in pixels, for all channels; none: 2 x 2 means.
     """
 
     def __init__(self, dim: int, out_dim: int):
@@ -22,8 +21,7 @@ class BilinearPatchEmbed(nn.Module):
         self.offset_dw = nn.Conv2d(dim, dim, 3, stride=2, padding=1, groups=dim)
         self.offset_proj = nn.Linear(dim, 2, bias=False)
         self.dw = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False)
-        self.proj = nn.Linear(dim, out_dim)
-        self.norm = nn.BatchNorm2d(out_dim)
+        self.proj, self.norm = nn.Linear(dim, out_dim), nn.BatchNorm2d(out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dw(channels_last(self.sample(x, self.offsets(x))))

@@ -17,11 +17,9 @@ class CMHSA(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.heads = heads_of_32(dim)
-        self.dw = ChannelConv(dim, (3, 3), stride=2)
+        self.heads, self.dw = heads_of_32(dim), ChannelConv(dim, (3, 3), stride=2)
         self.mix = nn.Linear(dim, 81 * self.heads, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.proj = nn.Linear(dim, dim, bias=False)
+        self.value, self.proj = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(self.attend(x, self.value(x)))

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 class DepthwiseConv(nn.Conv2d):
     """One k x k filter per channel, k odd, same size out. (B, H, W, C) -> (B, H, W, C).
 
-    With `residual` it is x + conv(x): the identity is added to the centre tap of the kernel, which is exact (the
-    gradient of the weight does not change) and saves a pass over the map.
+    With `residual` it is x + conv(x): the identity is added to the kernel's centre, which is exact and saves a pass.
     """
 
     def __init__(self, dim: int, kernel_size: int = 3, *, bias: bool = True, residual: bool = False):

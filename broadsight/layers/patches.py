@@ -41,10 +41,7 @@ class ChannelConv(nn.Module):
 
 
 class Propagate(nn.Module):
-    """Every coarse cell to its patch of pixels, weighted by channel and place. (B, h, w, C) -> (B, H, W, C).
-
-    A transposed depth-wise convolution whose stride is its kernel: a plain product, cropped to H and W.
-    """
+    """A transposed depth-wise convolution whose stride is its kernel, cropped to H, W. (B, h, w, C) -> (B, H, W, C)."""
 
     def __init__(self, dim: int, patch: int):
         super().__init__()

@@ -209,17 +209,15 @@ class StagedBackbone(nn.Module):
             return intermediates
         return x if stop_early and last_taken < last else self.norm(x), intermediates
 
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
+    def prune_intermediate_layers(self, indices: Any = 1, prune_norm=False, prune_head=True) -> list[int]:
         """Drop what is not needed for the given stages; returns their positions."""
-        take, last_taken = feature_take_indices(len(self.stages), cast(Any, indices))
+        take, last_taken = feature_take_indices(len(self.stages), indices)
         if prune_norm or last_taken < len(self.stages) - 1:  # it fits the last stage alone
             self.norm = nn.Identity()
         self.stages, self.feature_info = self.stages[: last_taken + 1], self.feature_info[: last_taken + 1]
         self.num_features = self.feature_info[-1]["num_chs"]
-        norms = enumerate(self.feature_norms)
-        self.feature_norms = nn.ModuleList(norm if i in take else nn.Identity() for i, norm in norms)
+        norms = (norm if i in take else nn.Identity() for i, norm in enumerate(self.feature_norms))
+        self.feature_norms = nn.ModuleList(norms)
         if prune_head:
             self.head = ClassifierHead(self.num_features, 0, pool_type="")
             self.num_classes, self.head_hidden_size = 0, self.num_features
@@ -268,8 +266,7 @@ class ConvNorm(nn.Module):
 
     def __init__(self, in_dim: int, dim: int, norm: nn.Module, *, bias: bool = True):
         super().__init__()
-        self.conv = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1, bias=bias)
-        self.norm = norm
+        self.conv, self.norm = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1, bias=bias), norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
@@ -326,11 +323,10 @@ def register(module: str, names: Iterable[str], create: Create) -> Callable[[str
 
 def cfg(**overrides: Any) -> dict[str, Any]:
     """timm's description of an ImageNet model of ours; weights are loaded from a file the user names."""
-    sizes = dict(num_classes=1000, input_size=(3, 224, 224), pool_size=(7, 7))
+    images = dict(input_size=(3, 224, 224), crop_pct=0.9, interpolation="bicubic")
     colours = dict(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
-    layers = dict(first_conv="stem.conv1", classifier="head.fc")
-    prepared = dict(url="", crop_pct=0.9, interpolation="bicubic", license="apache-2.0")
-    return {**sizes, **colours, **layers, **prepared, **overrides}
+    layers = dict(num_classes=1000, pool_size=(7, 7), first_conv="stem.conv1", classifier="head.fc")
+    return {**images, **colours, **layers, "url": "", "license": "apache-2.0", **overrides}
 
 
 def make_stages(

@@ -69,8 +69,8 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
 
 
 def _cfg(model: Model) -> dict[str, Any]:
-    classifier: Any = "head.fc" if model.family == "swin" else "head"
-    classifier = ("head", "head_dist") if "distilled" in model.base else classifier
+    plain = "head.fc" if model.family == "swin" else "head"
+    classifier: Any = ("head", "head_dist") if "distilled" in model.base else plain
     first = "patch_embeds.0.proj" if model.family == "twins" else "patch_embed.proj"
     return cfg(first_conv=first, classifier=classifier, pool_size=None if model.family in ISOTROPIC else (7, 7))
 

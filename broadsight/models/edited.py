@@ -29,13 +29,12 @@ def edit(
     """A timm model with another pooling, with broadcast context, with both or as it is.
 
     Args:
-        backbone: timm's name.
+        backbone, create_kwargs: timm's name, and for `create_backbone`: any_size, and what timm.create_model takes.
         pool, pool_args: As for `swap_pool`.
         broadcast, broadcast_args: The kind and further arguments of `add_context_broadcast`.
         pool_first: Whether context is broadcast in what the pooling has made of the model, and not before.
         pooled: False leaves out the pooling, as `reset_classifier(..., global_pool="")` does.
         undescribed: Why the model that was saved cannot be made again; raised.
-        create_kwargs: For `create_backbone`: any_size, and what timm.create_model takes.
     """
     refuse_undescribed({"undescribed": undescribed})
     if not backbone:

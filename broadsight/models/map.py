@@ -39,8 +39,8 @@ def _resnet(layers: Sequence[int], widths: Sequence[int], act: type, in_chans: i
     stem: dict[str, Any] = dict(stem_type="deep", stem_width=widths[0] // 2, in_chans=in_chans)
     model = ResNet(block, tuple(layers), channels=tuple(widths), act_layer=act, **stem, **kwargs)
     first = nn.Conv2d(in_chans, 64, 3, stride=2, padding=1, bias=False)
-    second = nn.Conv2d(64, 64, 3, padding=1, bias=False)
-    third = nn.Conv2d(64, widths[0], 3, padding=1, bias=False)  # its norm and activation are the model's bn1 and act1
+    # The norm and the activation of the third are the model's bn1 and act1.
+    second, third = (nn.Conv2d(64, width, 3, padding=1, bias=False) for width in (64, widths[0]))
     for convolution in (first, second, third):
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     model.conv1 = nn.Sequential(first, nn.BatchNorm2d(64), act(), second, nn.BatchNorm2d(64), act(), third)
@@ -85,25 +85,18 @@ def _maxvit(size: str) -> Callable[..., nn.Module]:
 
 @dataclass(frozen=True)
 class Published:
-    """A registered model: a backbone, made from in_chans and what timm is given, under a pool.
-
-    Args:
-        maps: Positions of the feature maps that features_only gives, or how many of them.
-        settings, options: Arguments of `swap_pool`, and further ones of the pool's class.
-        weights: Name of the released file, if there is one.
-        fixed, grid: Whether the image size is fixed; side of the last map.
-    """
+    """A registered model: a backbone, made from in_chans and what timm is given, under a pool."""
 
     backbone: Callable[..., nn.Module]
     first_conv: str
-    maps: int | tuple[int, ...]
+    maps: int | tuple[int, ...]  # positions of the feature maps that features_only gives, or how many of them
     pool: str = "map"
-    settings: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    weights: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)  # arguments of `swap_pool`
+    options: dict[str, Any] = field(default_factory=dict)  # and further ones of the pool's class
+    weights: str = ""  # name of the released file, if there is one
     crop: float = 0.95
-    fixed: bool = False
-    grid: int = 14
+    fixed: bool = False  # whether the image size is
+    grid: int = 14  # side of the last map
 
     def cfg(self) -> dict[str, Any]:
         """timm's description."""
@@ -119,12 +112,7 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
     model = MODELS[name]
 
     def construct(
-        num_classes: int = 1000,
-        in_chans: int = 3,
-        global_pool: str | None = None,
-        drop_rate: float = 0.0,
-        pool_options: dict[str, Any] | None = None,
-        **given: Any,
+        num_classes=1000, in_chans=3, global_pool: str | None = None, drop_rate=0.0, pool_options: Any = None, **given
     ) -> PooledModel:
         settings = {**model.settings, **{key: given.pop(key) for key in POOL_ARGUMENTS if key in given}}
         options = {**model.options, **(pool_options or {}), **({"fc_drop": drop_rate} if drop_rate else {})}
@@ -133,8 +121,8 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
         pooled.pooled = global_pool != ""
         return pooled
 
-    defaults = {"feature_cfg": dict(out_indices=model.maps, feature_cls="getter")}
-    defaults["pretrained_filter_fn"] = partial(_adapt, name)
+    maps = dict(out_indices=model.maps, feature_cls="getter")
+    defaults = dict(feature_cfg=maps, pretrained_filter_fn=partial(_adapt, name))
     # The published files hold the authors' command line beside the weights; timm would refuse to read that.
     with torch.serialization.safe_globals(PLAIN_TYPES):
         return build(construct, name, pretrained, {}, {**defaults, **kwargs})
@@ -142,13 +130,11 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
 
 def _adapt(name: str, state: dict[str, Any], model: PooledModel) -> dict[str, Tensor]:
     """A checkpoint of ours as it is; a released one by our names."""
-    state = weights_in(state)
-    own = model.state_dict()
+    state, own = weights_in(state), model.state_dict()
     if any(key in own for key in state):
         return state
     # Translated for the model as published: other classes or image channels are timm's to deal with, afterwards.
-    published = timm.create_model(name, device="meta")
-    return model_from_release(name, published, state)
+    return model_from_release(name, timm.create_model(name, device="meta"), state)
 
 
 _FIVE, _FOUR, _THREE = (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2)

@@ -84,11 +84,8 @@ class STViT(StagedBackbone):
     @staticmethod
     def released_name(key: str) -> str:
         """The key of the authors' checkpoint that holds one of our tensors."""
-        for pattern, replacement in _RELEASED_NAMES:
-            renamed, count = re.subn(pattern, replacement, key)
-            if count:
-                return renamed
-        return key
+        renamed = (re.subn(pattern, replacement, key) for pattern, replacement in _RELEASED_NAMES)
+        return next((name for name, count in renamed if count), key)
 
 
 # Ours -> released. The release numbers the stem's layers conv, GELU, norm and puts down-sampling at the end of a stage.
@@ -119,14 +116,12 @@ class Block(nn.Module):
         dim: int,
         layer_scale: float | None,
         drop_path: float,
-        cpe: bool,
+        cpe=True,
     ):
         super().__init__()
         self.cpe = DepthwiseConv(dim, residual=True) if cpe else nn.Identity()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = attn
-        self.norm2 = nn.BatchNorm2d(dim)
-        self.mlp = mlp
+        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), attn
+        self.norm2, self.mlp = nn.BatchNorm2d(dim), mlp
         self.apart = layer_scale is not None
         self.ls1, self.ls2 = (LayerScale(dim, layer_scale or 0) if self.apart else nn.Identity() for _ in range(2))
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
@@ -155,10 +150,8 @@ class Block(nn.Module):
 
 
 def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
-    """Four 3x3 convolutions, each followed by GELU and then BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4).
-
-    A norm after the activation cannot be folded into its convolution, nor into the next one, which pads after it.
-    """
+    """Four 3x3 convolutions, each followed by GELU and then BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4)."""
+    # A norm after the activation cannot be folded into its convolution, nor into the next one, which pads after it.
     layers, widths = OrderedDict(), (in_chans, dim // 2, dim // 2, dim, dim)
     for i in range(4):
         layers[f"conv{i + 1}"] = nn.Conv2d(widths[i], widths[i + 1], 3, stride=2 - i % 2, padding=1)

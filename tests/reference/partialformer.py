@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,7 @@ REFERENCE_TOKENS = (3136, 784, 196, 49)
 
 
 def foreground_count(
-    num_tokens: int,
-    n: int | Fraction,
-    reference: int,
-    fixed: bool = False,
-    uncapped: bool = False,
-    cap: int | None = None,
+    num_tokens: int, n: int | Fraction, reference: int, fixed=False, uncapped=False, cap: int | None = None
 ) -> int:
     """Number of foreground tokens among `num_tokens`.
 
@@ -32,11 +28,6 @@ def foreground_count(
         count = min(count, cap)
     largest = num_tokens if uncapped or num_tokens == 1 else num_tokens - 1
     return max(1, min(count, largest))
-
-
-def to_tokens(x: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, H*W, C), raster order."""
-    return x.flatten(2).transpose(1, 2)
 
 
 class ChannelMLP(nn.Module):
@@ -57,15 +48,7 @@ class PartialAttention(nn.Module):
     is dropped there, then queries the background unprojected.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        head_expansion: int = 4,
-        channel_hidden: int | None = None,
-        bg_identity: bool = True,
-        project_all: bool = False,
-    ):
+    def __init__(self, dim, heads, head_expansion=4, channel_hidden=None, bg_identity=True, project_all=False):
         super().__init__()
         self.head_dim, self.split = dim // heads, partial(split_heads, heads=heads)
         self.bg_identity, self.project_all = bg_identity, project_all
@@ -132,8 +115,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.peg(x)
         # Taken before the norm, whose output has a channel mean of zero
-        score = to_tokens(x).mean(dim=2)
-        attended = self.attn(to_tokens(self.norm1(x)), score, self.count(score.shape[1]))
+        score = x.flatten(2).mean(1)
+        attended = self.attn(self.norm1(x).flatten(2).mT, score, self.count(score.shape[1]))
         x = x + attended.transpose(1, 2).view(x.shape)
         return x + self.mlp(self.norm2(x))
 
@@ -150,21 +133,18 @@ class PartialFormer(Model):
         depths: Sequence[int],
         heads: Sequence[int],
         foreground: Sequence[int | Fraction] = (39, 16, 16, 17),
-        head_expansion: int = 4,
         channel_hidden: int | Sequence[int] | None = None,
         peg_kernel: int = 7,
-        bg_identity: bool = True,
         mlp_dw: bool = False,
-        project_all: bool = False,
         stem: str = "conv",
         pool_first: bool = False,
         feature_norms: bool = False,
         num_classes: int = 1000,
         in_chans: int = 3,
-        *,
         foreground_fixed: bool = False,
         foreground_uncapped: bool = False,
         foreground_cap: int | None = None,
+        **switches: Any,
     ):
         dims = [dim * 2**i for i in range(4)]
         hidden = channel_hidden if isinstance(channel_hidden, Sequence) else [channel_hidden] * 4
@@ -172,7 +152,7 @@ class PartialFormer(Model):
         stages = []
         for i, width in enumerate(dims):
             count = partial(foreground_count, n=foreground[i], reference=REFERENCE_TOKENS[i], **limits)
-            attend = partial(PartialAttention, width, heads[i], head_expansion, hidden[i], bg_identity, project_all)
+            attend = partial(PartialAttention, width, heads[i], channel_hidden=hidden[i], **switches)
             blocks = [Block(width, attend(), count, peg_kernel, mlp_dw) for _ in range(depths[i])]
             stages.append(Stage(Downsample(dims[i - 1], width, MapNorm) if i else None, blocks))
         half = dim // 2

@@ -7,8 +7,7 @@ A fast form gives what a layer's own forward gives, by other steps. It may run w
    layer gave it (not wrapped, adapted, quantised or parametrized), without a forward of its own, and without a hook.
    Hooks that are declared to treat each image by itself (`per_image`) may see a part of the batch.
 
-Everywhere else the layer's own forward runs, which calls each submodule once with the whole batch. So hooks, LoRA and
-quantisers work on every submodule; what they cost is the speed of the fast form.
+Everywhere else the layer's own forward runs: hooks, LoRA and quantisers work on every submodule, at its speed.
 """
 
 from collections.abc import Callable

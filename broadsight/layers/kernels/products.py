@@ -1,7 +1,6 @@
 """Products of many rows with weights, whose gradients come out in the memory layout of what they belong to.
 
-Automatic differentiation of a batched product with a transposed weight yields a transposed gradient, which is then
-copied into place: for the largest weights here that costs more than the product.
+Autograd's are transposed and then copied into place, which for the largest weights costs more than the product.
 """
 
 from collections.abc import Sequence
@@ -91,10 +90,7 @@ class MapProduct(Product):
 
 
 class MiddleSample(torch.autograd.Function):
-    """The mean of the four pixels in the middle of every cell. (B, C, r*h, r*w) -> (B, C, h, w), r even.
-
-    That is what bilinear sampling without antialiasing comes to; torch would read the whole map.
-    """
+    """Bilinear samples without antialiasing: the mean of each cell's middle four. (B, C, r*h, r*w) -> (B, C, h, w)."""
 
     generate_vmap_rule = True
 

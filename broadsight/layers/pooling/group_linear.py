@@ -10,8 +10,7 @@ from ..kernels.products import group_product
 class GroupLinear(nn.Module):
     """A linear layer for each group. (G, N, in_features) -> (G, N, out_features).
 
-    The weight is (G, out_features, in_features). The bias is one row of G * out_features numbers, so that whoever
-    exempts vectors from weight decay exempts it.
+    The bias is one row of G * out_features numbers, so that whoever exempts vectors from weight decay exempts it.
     """
 
     def __init__(self, groups: int, in_features: int, out_features: int):
@@ -41,8 +40,7 @@ class GroupLayerNorm(nn.Module):
     def __init__(self, groups: int, dim: int, eps: float):
         super().__init__()
         self.groups, self.dim, self.eps = groups, dim, eps
-        self.weight = nn.Parameter(torch.empty(groups * dim))
-        self.bias = nn.Parameter(torch.empty(groups * dim))
+        self.weight, self.bias = nn.Parameter(torch.empty(groups * dim)), nn.Parameter(torch.empty(groups * dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -63,9 +61,7 @@ class LeanDropout(nn.Dropout):
     """nn.Dropout. On the CPU torch keeps the noise as numbers there, though it has an operator that keeps a mask."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or not self.p:
-            return input
-        return torch.native_dropout(input, self.p, True)[0]
+        return torch.native_dropout(input, self.p, True)[0] if self.training and self.p else input
 
 
 class GroupMlp(nn.Module):

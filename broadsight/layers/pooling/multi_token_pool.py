@@ -78,8 +78,7 @@ class MultiTokenPool(nn.Module):
         head_mixing: Mix the attention heads before and after the soft-max.
         classifier: "norm" for a LayerNorm before the linear classifier of the tokens, or "linear".
         drop, fc_drop: Dropout of attention, projection and MLP, and before the classifiers.
-        light: Classify with the averaged token alone, without token classifiers; for inference: what is trained is the
-            full pool, which `lighten` cuts down.
+        light: Classify with the averaged token alone, for inference; `lighten` cuts down a full pool that was trained.
         resize: How maps are resized: "release", or "ga" for the sound opposite; see MergeMaps.
         layers: Attention blocks.
         distill_tokens: Further tokens in each group that learn from a teacher (see MultiTokenDistillationLoss).

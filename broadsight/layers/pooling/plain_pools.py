@@ -116,16 +116,14 @@ class FourierPool(PlainPool):
     def magnitudes(self, x: Tensor) -> Tensor:
         """|DFT| / (H*W) at the lowest frequencies. (B, C, H, W) -> (B, C, frequencies, frequencies)."""
         # Two small products instead of a whole transform: few frequencies are wanted, and exporters know products.
-        cos_h, sin_h = self.waves(x.shape[2], x)
-        cos_w, sin_w = self.waves(x.shape[3], x)
+        (cos_h, sin_h), (cos_w, sin_w) = self.waves(x.shape[2], x), self.waves(x.shape[3], x)
         cosine, sine = x @ cos_w.mT, x @ sin_w.mT  # B C H f
         real, imaginary = cos_h @ cosine - sin_h @ sine, cos_h @ sine + sin_h @ cosine  # B C f f
         return (real.square() + imaginary.square() + torch.finfo(x.dtype).tiny).sqrt()
 
     def waves(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines over one axis, divided by its length. Each (frequencies, length)."""
-        place, frequency = (
-            torch.arange(n, device=like.device, dtype=torch.float32) for n in (length, self.frequencies)
-        )
+        lengths = length, self.frequencies
+        place, frequency = (torch.arange(n, device=like.device, dtype=torch.float32) for n in lengths)
         angle = 2 * math.pi / length * frequency[:, None] * place
         return angle.cos().to(like.dtype) / length, angle.sin().to(like.dtype) / length
