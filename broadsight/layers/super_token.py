@@ -17,8 +17,7 @@ class SuperTokenAttention(nn.Module):
 
     Every cell of pixels seeds one super token. Each pixel belongs, by a soft-max, to the 3 x 3 super tokens around its
     cell; these become the weighted means of their pixels, attend to each other, and every pixel receives the mixture
-    of its nine. Super tokens beyond the border are zero and keep their share of the soft-max. Any H and W: the grid is
-    zero-padded at the bottom and the right and cropped back. The memory format stays.
+    of its nine. Super tokens beyond the border are zero and keep their share. Any H and W; the memory format stays.
 
     Args:
         dim, heads: Channels in and out, and heads of the attention among super tokens.

@@ -91,9 +91,6 @@ def test_wrong_arguments_are_refused(arguments, words):
     refused(words, SuperTokenAttention, **arguments)
 
 
-# ---- the relative position bias
-
-
 @pytest.mark.parametrize("grid", [(3, 4), (1, 5), (2, 1), (1, 1)])
 def test_position__reference_grid_is_read_without_rounding(grid):
     H, W = grid
@@ -122,14 +119,11 @@ def test_position__other_grids_resize_the_table_bilinearly(size):
             assert bias[0, query, key].item() == pytest.approx(3 * y + 5 * x + 2 * y * x, abs=1e-12)
 
 
-def test_position__gradient_counts_the_pairs_of_every_offset():
+def test_position__gradient_counts_the_pairs_and_the_bias_is_added_to_the_scaled_logits():
     layer = RelativePositionBias(1, (2, 3)).double()
     layer(2, 3).sum().backward()
     # An offset (dy, dx) occurs (2 - |dy|) * (3 - |dx|) times.
     assert layer.table.grad.tolist() == [[[1, 2, 3, 2, 1], [2, 4, 6, 4, 2], [1, 2, 3, 2, 1]]]
-
-
-def test_position__attention_adds_the_bias_to_the_scaled_logits():
     layer = SuperTokenAttention(8, 1, 2, relative_grid=(3, 2)).double()
     torch.nn.init.normal_(layer.position.table)
     x = torch.randn(2, 8, 3, 2, dtype=torch.float64)

@@ -126,7 +126,7 @@ def test_contract__sizes_classes_channels_and_features(name):
     assert broadcasts(model)
 
 
-def test_contract__layer_decay_takes_the_scales_with_their_blocks():
+def test_contract__layer_decay_takes_the_scales_with_their_blocks_and_both_classifiers_learn():
     model = timm.create_model("vit_tiny_cb_s", depth=3)
     groups = param_groups_layer_decay(model, weight_decay=0.05, layer_decay=0.5)
     rates = {id(p): (group["lr_scale"], group["weight_decay"]) for group in groups for p in group["params"]}
@@ -134,6 +134,11 @@ def test_contract__layer_decay_takes_the_scales_with_their_blocks():
         bias = block.mlp.fc2.bias
         assert rates[id(block.mlp.fc2.context_broadcast.scale)] == rates[id(bias)]
         assert rates[id(bias)][1] == 0
+    model = timm.create_model("deit_tiny_distilled_cb", depth=2, num_classes=7).train()
+    model.set_distilled_training(True)
+    logits, distilled = model(images(2, 3, 224, 224))
+    (logits + distilled).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.parametrize("size", [224, 160])
@@ -160,7 +165,7 @@ def test_weights__a_saved_folder_loads(tmp_path):
     assert torch.equal(loaded(x), model(x))
 
 
-def test_arguments__another_kind_or_place_but_no_weights():
+def test_arguments__another_kind_place_device_or_dtype_but_no_weights():
     make = partial(timm.create_model, "vit_tiny_cb")
     model = make(depth=2, kind="scaled", branch="attn", position="mid")
     places = [f"blocks.{block}.attn.proj.context_broadcast" for block in range(2)]
@@ -168,20 +173,9 @@ def test_arguments__another_kind_or_place_but_no_weights():
     refused("unknown position 'middle'; did you mean 'mid'", make, depth=2, position="middle")
     refused("unexpected keyword argument 'bananas'", make, bananas=3)
     refused("No pretrained weights exist for vit_tiny_cb", make, error=RuntimeError, pretrained=True)
-
-
-def test_arguments__device_and_dtype():
     narrow = timm.create_model("vit_tiny_cb_s", depth=1, dtype=torch.bfloat16)
     assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
     assert all(p.is_meta for p in timm.create_model("vit_tiny_cb_s", device="meta").parameters())
-
-
-def test_distilled__both_classifiers_learn():
-    model = timm.create_model("deit_tiny_distilled_cb", depth=2, num_classes=7).train()
-    model.set_distilled_training(True)
-    logits, distilled = model(images(2, 3, 224, 224))
-    (logits + distilled).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_add__equals_the_registered_model():

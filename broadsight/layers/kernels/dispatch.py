@@ -13,14 +13,13 @@ Everywhere else the layer's own forward runs: hooks, LoRA and quantisers work on
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 PER_IMAGE: list[Any] = []
-Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callable[[Any], Any]:
@@ -40,7 +39,7 @@ def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callabl
     return decorate
 
 
-def per_image(hook: Hook) -> Hook:
+def per_image(hook: Any) -> Any:
     """Declare a hook function, or a class of hooks, that does the same to an image whatever else is in the batch."""
     PER_IMAGE.append(hook)
     return hook

@@ -67,8 +67,7 @@ class LeanDropout(nn.Dropout):
 class GroupMlp(nn.Module):
     """Two linear layers with ReLU between them, each cut into channel groups. (G, N, dim) -> (G, N, dim).
 
-    Between the layers the hidden channels are dealt out like cards, channel e to block e mod channel_groups, so that
-    every block of the second layer sees every block of the first.
+    In between, channel e is dealt to block e mod channel_groups: every block then sees every one of the first layer.
     """
 
     def __init__(self, groups: int, dim: int, hidden: int, channel_groups: int = 1, drop: float = 0.0):

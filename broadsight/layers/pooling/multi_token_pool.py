@@ -18,19 +18,12 @@ from .merge_maps import MergeMaps, check_features, rows_of
 
 
 class GroupLogits(NamedTuple):
-    """Logits of every group, for losses and analysis. B images, G groups, T tokens in a group, C classes.
+    """Logits of every group, for losses and analysis. B images, G groups, T tokens in a group, C classes."""
 
-    Args:
-        tokens: (B, G, C), what each group says; None from a light pool, which has dropped these classifiers.
-        average: (B, G, C), what each group's averaged token says; None without an averaged token.
-        per_token: (B, G, T, C), the share of each token in `tokens`, without the bias; only if asked for.
-        distill: (B, G, C), what each group's distillation tokens say; None without such tokens.
-    """
-
-    tokens: Tensor | None
-    average: Tensor | None = None
-    per_token: Tensor | None = None
-    distill: Tensor | None = None
+    tokens: Tensor | None  # (B, G, C), what each group says; None from a light pool, which has no such classifiers
+    average: Tensor | None = None  # (B, G, C), what each group's averaged token says, if there is one
+    per_token: Tensor | None = None  # (B, G, T, C), the share of each token in `tokens`, without the bias; if asked for
+    distill: Tensor | None = None  # (B, G, C), what each group's distillation tokens say, if there are some
 
 
 def settings_of_map(groups, dim, heads, mlp_dim, level, attn_dim, tokens, light=False) -> dict[str, Any]:

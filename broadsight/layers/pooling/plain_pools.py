@@ -14,10 +14,8 @@ from .merge_maps import check_features
 class PlainPool(nn.Module):
     """Pools the last feature map into a vector and classifies it. [(B, C_i, H_i, W_i)] -> (B, num_classes).
 
-    Args:
-        channels: Channels of each map, lowest level first.
-        num_classes: Classes; 0 makes `forward` return the vector (B, num_features) that `pool` of a subclass gives.
-        drop: Dropout before the classifier.
+    `channels` are those of each map, lowest level first; with no classes the result is the vector (B, num_features)
+    that a subclass's `pool` gives; `drop` is the dropout before the classifier.
     """
 
     fc: nn.Module
@@ -72,9 +70,7 @@ class AveragePool(PlainPool):
 class FlattenPool(PlainPool):
     """All positions side by side into two fully connected layers, as VGG ends.
 
-    Args:
-        grid: Height and width of the map that the layers are made for; any other is averaged to it first.
-        hidden: Width of both layers; 0 for the map's channels.
+    The layers are `hidden` wide (0: as the map's channels) and made for a `grid`, to which any other map is averaged.
     """
 
     def __init__(
@@ -97,9 +93,7 @@ class FlattenPool(PlainPool):
 class FourierPool(PlainPool):
     """Magnitudes of the lowest frequencies of every channel, which shifting the image does not change (DFT pooling).
 
-    Args:
-        frequencies: How many along each axis, the constant one included.
-        hidden: Width of the layer after them; 0 for the map's channels.
+    So many frequencies along each axis, the constant one included; then a `hidden` layer (0: as the map's channels).
     """
 
     def __init__(
