@@ -22,8 +22,7 @@ GAIN = {"map": 1.5, "stvit": 0.6}
 def read(name: str) -> tuple[dict[str, Tensor], dict]:
     """Tensors and config of a file; skips the test where the file is too large to be in the repository."""
     path = HERE / f"{name}.safetensors"
-    if not path.exists():
-        path = ORIGINALS / "golden" / path.name
+    path = path if path.exists() else ORIGINALS / "golden" / path.name
     if not path.exists():
         pytest.skip(f"{path.name} is too large for tests/golden, and the originals are not beside the repository")
     with safe_open(path, "pt") as file:
@@ -38,10 +37,8 @@ def key_lists() -> dict[str, dict]:
 
 def checkpoint(model: str) -> dict[str, Tensor]:
     """All that the authors store of a model, with weights made from the names."""
-    return {
-        name: _tensor(name, entry["shape"] if isinstance(entry, dict) else entry, GAIN[model.partition("_")[0]])
-        for name, entry in key_lists()[model].items()
-    }
+    gain, entries = GAIN[model.partition("_")[0]], key_lists()[model].items()
+    return {name: _tensor(name, entry["shape"] if isinstance(entry, dict) else entry, gain) for name, entry in entries}
 
 
 def _tensor(name: str, shape: list[int], gain: float) -> Tensor:

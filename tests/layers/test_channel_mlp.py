@@ -118,11 +118,8 @@ def test_hooks__of_every_kind_are_called(kind):
 
 def test_hooks__for_all_modules_see_the_sub_modules():
     mlp, seen = ChannelMlp(6, 10), []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
-    try:
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))):
         mlp(torch.randn(2, 3, 5, 6))
-    finally:
-        handle.remove()
     assert seen == [nn.Linear, nn.GELU, nn.Linear, ChannelMlp]
 
 

@@ -57,7 +57,6 @@ def assert_equations(module: ContextBroadcast, x: Tensor, layout: str = "tokens"
 def test_values__by_hand():
     """Tokens 1 and 3 of one channel: mean 2."""
     x = torch.tensor([[[1.0], [3.0]]])
-
     calls = [("cb", {}, [1.5, 2.5]), ("scaled", dict(scale=torch.tensor([10.0])), [21.0, 23.0])]
     calls += [("gate", {}, [3.0, 9.0]), ("gate", dict(class_token=True), [2.0, 6.0])]
     calls += [("hybrid", {}, [3.5, 8.5]), ("hybrid", dict(class_token=True), [2.5, 5.5])]

@@ -178,11 +178,7 @@ def serve(monkeypatch):
     asked = []
 
     def serve(checkpoint: dict) -> list[str]:
-        def load(url: str, *_, **__) -> dict:
-            asked.append(url)
-            return checkpoint
-
-        monkeypatch.setattr(_builder, "load_state_dict_from_url", load)
+        monkeypatch.setattr(_builder, "load_state_dict_from_url", lambda url, *_, **__: asked.append(url) or checkpoint)
         return asked
 
     return serve
@@ -208,7 +204,7 @@ def test_pretrained__released_weights_and_our_own_arrive(mobilenet, serve, wrap)
 
 
 @torch.no_grad()
-def test_pretrained__another_task_keeps_all_but_the_classifier(mobilenet, serve):
+def test_pretrained__another_task_keeps_all_but_the_classifier_and_the_cfg_can_be_stored(mobilenet, serve):
     source, released = mobilenet
     serve(dict(state_dict=dict(released)))
     x = torch.randn(2, 3, 64, 64)
@@ -223,6 +219,8 @@ def test_pretrained__another_task_keeps_all_but_the_classifier(mobilenet, serve)
     maps = timm.create_model("map_mobilenetv1", pretrained=True, features_only=True).eval()(x)
     expected = source.forward_intermediates(x, intermediates_only=True)
     assert all(torch.equal(one, other) for one, other in zip(maps, expected, strict=True))
+    cfg = mobilenet[0].pretrained_cfg
+    assert json.loads(json.dumps(cfg))["url"] == cfg["url"]
 
 
 @torch.no_grad()
@@ -253,8 +251,3 @@ def test_pretrained__other_weights_are_refused(mobilenet, serve, wrong):
 @pytest.mark.parametrize("name", ["map_resnet50d", "map_deit_small", "cap_resnet50"])
 def test_pretrained__without_a_release_is_refused(name):
     refused(name, timm.create_model, name, error=RuntimeError, pretrained=True, device="meta")
-
-
-def test_pretrained_cfg__can_be_stored(mobilenet):
-    cfg = mobilenet[0].pretrained_cfg
-    assert json.loads(json.dumps(cfg))["url"] == cfg["url"]

@@ -109,10 +109,8 @@ class MATAttention(WindowAttention):
             out = attention(torch.cat([q, tq], dim=2), k, v)
             local[:, rows, cols] = out[:, :-1].view_as(x[:, rows, cols])
             summaries.append(out[:, -1:])
-
         q, k, v = (self.split(t) for t in self.mix_qkv(torch.cat(summaries, dim=1)).chunk(3, dim=2))
         mixed = self.mix_proj(attention(q, k, v))
-
         k, v = (self.split(t) for t in self.fuse_kv(mixed).chunk(2, dim=2))
         q = self.split(self.qkv(x).chunk(3, dim=3)[0])
         return self.proj(local + attention(q, k, v).view_as(x))

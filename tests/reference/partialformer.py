@@ -63,13 +63,11 @@ class PartialAttention(nn.Module):
         """x (B, N, d), score (B, N) -> (B, N, d)."""
         batch, num_tokens, dim = x.shape
         scale = 1.0 / math.sqrt(self.head_dim)
-
         # a: a stable sort, so that among equal scores the lower raster index comes first
         order = torch.sort(score.detach(), dim=1, descending=True, stable=True).indices
         index = order.unsqueeze(2).expand(batch, num_tokens, dim)
         ordered = torch.gather(x, 1, index)
         x_bg = ordered[:, num_foreground:]
-
         # b, c: all N + 1 rows are projected; keys have no bias
         rows = torch.cat([self.token.expand(batch, 1, dim), ordered], dim=1)
         q, k, v = self.qkv(rows).split(dim, dim=2)
@@ -77,18 +75,15 @@ class PartialAttention(nn.Module):
         num_rows = num_foreground + 1
         q_fg, k_fg, v_fg = q[:, :, :num_rows], k[:, :, :num_rows], v[:, :, :num_rows]
         k_bg, v_bg = k[:, :, num_rows:], v[:, :, num_rows:]
-
         # d, e: logits (B, h, F, F) -> (B, e*h, F, F) -> (B, h, F, F)
         logits = torch.matmul(q_fg, k_fg.transpose(2, 3)) * scale
         weights = torch.softmax(torch.einsum("gh,bhij->bgij", self.head_up, logits), dim=3)
         weights = torch.einsum("hg,bgij->bhij", self.head_down, weights)
-
         # f
         out = merge_heads(torch.matmul(weights, v_fg))
         if not self.project_all:
             out = self.proj(out)
         abstract, out_ordered = out[:, :1], out[:, 1:]
-
         # g, h, i: without background there is nothing to attend to
         if num_foreground < num_tokens:
             weights_bg = torch.softmax(torch.matmul(self.split(abstract), k_bg.transpose(2, 3)) * scale, dim=3)
@@ -97,7 +92,6 @@ class PartialAttention(nn.Module):
             out_ordered = torch.cat([out_ordered, out_bg], dim=1)
         if self.project_all:
             out_ordered = self.proj(out_ordered)
-
         # j
         return torch.zeros_like(x).scatter(1, index, out_ordered)
 

@@ -53,11 +53,8 @@ def by_hand(neck: MultiTokenNeck, features: list[torch.Tensor]) -> list[torch.Te
     hidden = F.layer_norm(tokens, (D,), block.norm2.weight, block.norm2.bias, 1e-6)
     hidden = F.relu(F.linear(hidden, block.mlp.fc1.weight[0], block.mlp.fc1.bias))
     tokens = tokens + F.linear(hidden, block.mlp.fc2.weight[0], block.mlp.fc2.bias)
-    told = []
-    for i, x in enumerate(features):
-        part = tokens[:, 2 * i : 2 * i + 2].mean(1)
-        told.append(x + neck.to_stages[i](neck.norms[i](part))[:, :, None, None])
-    return told
+    parts = [tokens[:, 2 * i : 2 * i + 2].mean(1) for i in range(4)]
+    return [x + neck.to_stages[i](neck.norms[i](parts[i]))[:, :, None, None] for i, x in enumerate(features)]
 
 
 @pytest.mark.parametrize(

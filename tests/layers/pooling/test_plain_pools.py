@@ -1,6 +1,7 @@
 """The poolings that MAP is compared with, against torch's own operations."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from tests.refusals import refused
 
 CHANNELS = (4, 6, 10)
 CLASSES = 7
-
 
 POOLS = {
     "average": partial(AveragePool, CHANNELS, CLASSES),
@@ -116,11 +116,10 @@ def test_flatten__by_hand(hidden):
 def test_flatten__other_grids_are_averaged_to_its_own(size):
     pool, x = drawn(flatten), torch.randn(2, 10, *size, dtype=torch.float64)
     grid = torch.empty(2, 10, 3, 2, dtype=torch.float64)
-    for i in range(3):
-        for j in range(2):
-            rows = slice(i * size[0] // 3, -(-(i + 1) * size[0] // 3))
-            columns = slice(j * size[1] // 2, -(-(j + 1) * size[1] // 2))
-            grid[:, :, i, j] = x[:, :, rows, columns].mean((2, 3))
+    for i, j in product(range(3), range(2)):
+        rows = slice(i * size[0] // 3, -(-(i + 1) * size[0] // 3))
+        columns = slice(j * size[1] // 2, -(-(j + 1) * size[1] // 2))
+        grid[:, :, i, j] = x[:, :, rows, columns].mean((2, 3))
     assert_close(pool.pool(x), pool.pool(grid), tolerance=1e-12)
 
 
