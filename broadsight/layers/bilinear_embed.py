@@ -40,10 +40,9 @@ class BilinearPatchEmbed(nn.Module):
 
     def positions(self, offsets: Tensor, H: int, W: int) -> Tensor:
         """Where to sample a map of H x W pixels, in [-1, 1] as F.grid_sample has it. (B, h, w, 2) -> (B, h, w, 2)."""
-        column = torch.arange(offsets.shape[2], device=offsets.device, dtype=offsets.dtype)
-        row = torch.arange(offsets.shape[1], device=offsets.device, dtype=offsets.dtype)[:, None]
+        row, column = (torch.arange(n, device=offsets.device, dtype=offsets.dtype) for n in offsets.shape[1:3])
         grid_x = (4 * column + 2 * offsets[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width
-        grid_y = (4 * row + 2 * offsets[..., 1] + 2) / H - 1
+        grid_y = (4 * row[:, None] + 2 * offsets[..., 1] + 2) / H - 1
         return torch.stack([grid_x, grid_y], -1)
 
     def reparameterize(self) -> None:

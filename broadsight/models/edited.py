@@ -68,8 +68,7 @@ def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         own.update(model.pretrained_cfg)
         return model
 
-    described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
-    if described:
+    if described := bool(kwargs.get("pretrained_cfg")):  # by a run folder
         check_stored(kwargs, "edited")
     model: Any = build(make, "edited", pretrained, {}, {"pretrained_filter_fn": lambda state, _: state, **kwargs})
     if not described:

@@ -10,7 +10,6 @@ from ..folding import fold_product, inference_form
 from ..kernels.products import gram_triangle, group_product
 
 HALF = (torch.float16, torch.bfloat16)
-MOST_GROUPS = 10_000  # of which one is proposed
 
 
 @register_notrace_module
@@ -96,7 +95,7 @@ def choose_gram_groups(dim: int, tokens: int, gram_dim: int, gram_groups: int | 
         entries = f"the {triangle} entries of a Gram matrix of gram_dim={gram_dim}"
         raise ValueError(f"{entries} do not split over {tokens} tokens; choose another number of tokens or gram_dim")
     common = gcd(triangle, dim * tokens)
-    possible = [n for n in range(1, min(common, MOST_GROUPS) + 1) if common % n == 0]
+    possible = [n for n in range(1, min(common, 10_000) + 1) if common % n == 0]
     if gram_groups is None:
         return max(n for n in possible if n <= 32)
     if gram_groups < 1 or common % gram_groups:

@@ -21,9 +21,9 @@ class PlainPool(nn.Module):
     fc: nn.Module
     like: Tensor
 
-    def __init__(self, channels: Sequence[int], num_classes: int, num_features: int, drop: float = 0.0):
+    def __init__(self, channels: Sequence[int], num_classes: int, num_features: int = 0, drop: float = 0.0):
         super().__init__()
-        self.channels, self.dim, self.num_features = tuple(channels), channels[-1], num_features
+        self.channels, self.dim, self.num_features = tuple(channels), channels[-1], num_features or channels[-1]
         self.drop = nn.Dropout(drop)
         self.register_buffer("like", torch.empty(0), persistent=False)  # knows device and dtype, with or without layers
         self.reset_classifier(num_classes)
@@ -59,7 +59,7 @@ class AveragePool(PlainPool):
     """The mean over all positions (GAP), normed if asked for, and a linear classifier."""
 
     def __init__(self, channels: Sequence[int], num_classes: int, *, norm: bool = False, drop: float = 0.0):
-        super().__init__(channels, num_classes, channels[-1], drop)
+        super().__init__(channels, num_classes, drop=drop)
         self.norm: nn.Module = nn.LayerNorm(channels[-1], eps=1e-6) if norm else nn.Identity()
 
     def pool(self, x: Tensor) -> Tensor:
@@ -76,11 +76,9 @@ class FlattenPool(PlainPool):
     def __init__(
         self, channels: Sequence[int], num_classes: int, *, grid: tuple[int, int], hidden: int = 0, drop: float = 0.0
     ):
-        hidden = hidden or channels[-1]
         super().__init__(channels, num_classes, hidden, drop)
-        self.grid = grid
-        self.fc1 = nn.Linear(channels[-1] * grid[0] * grid[1], hidden)
-        self.fc2 = nn.Linear(hidden, hidden)
+        self.grid, hidden = grid, self.num_features
+        self.fc1, self.fc2 = nn.Linear(channels[-1] * grid[0] * grid[1], hidden), nn.Linear(hidden, hidden)
 
     def pool(self, x: Tensor) -> Tensor:
         return F.relu(self.fc2(self.drop(F.relu(self.fc1(self.to_grid(x).flatten(1))))))
@@ -99,10 +97,8 @@ class FourierPool(PlainPool):
     def __init__(
         self, channels: Sequence[int], num_classes: int, *, frequencies: int = 4, hidden: int = 0, drop: float = 0.0
     ):
-        hidden = hidden or channels[-1]
         super().__init__(channels, num_classes, hidden, drop)
-        self.frequencies = frequencies
-        self.fc1 = nn.Linear(channels[-1] * frequencies**2, hidden)
+        self.frequencies, self.fc1 = frequencies, nn.Linear(channels[-1] * frequencies**2, self.num_features)
 
     def pool(self, x: Tensor) -> Tensor:
         return F.relu(self.fc1(self.magnitudes(x).flatten(1)))

@@ -55,9 +55,9 @@ def pair(channels, num_classes: int = 7, **arguments) -> tuple[MultiTokenPool, n
 
 
 def pool_of(config: dict) -> MultiTokenPool:
-    same = ("dim", "level", "gram", "gram_dim", "gram_groups", "mean_token", "attn_dim", "head_mixing")
-    other = dict(groups="n_groups", tokens="n_tokens", heads="num_heads", classifier="head")
-    names = dict(zip(same, same, strict=True)) | other | dict(mlp_ratio="mlp_ratio", mlp_groups="mlp_groups")
+    names = dict(dim="dim", level="level", gram="gram", gram_dim="gram_dim", gram_groups="gram_groups")
+    names |= dict(groups="n_groups", tokens="n_tokens", mean_token="mean_token", attn_dim="attn_dim", heads="num_heads")
+    names |= dict(mlp_ratio="mlp_ratio", mlp_groups="mlp_groups", head_mixing="head_mixing", classifier="head")
     arguments = {ours: config[theirs] for ours, theirs in names.items()}
     return MultiTokenPool(config["channels"], config["num_classes"], drop=0.0, **arguments)
 
@@ -124,6 +124,7 @@ def test_golden__training_step(golden_head, name):
     assert statistics
     for key in statistics:
         file.check(state[key.removeprefix("post.")], key)
+
     loss = MultiTokenLoss("bce")(logits, file.tensors["loss.target"])
     file.check(loss, "loss.total_bce")
     loss.backward()
