@@ -4,9 +4,9 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from ..errors import check_choice
-from .depthwise import DepthwiseConv
 from .kernels.dispatch import accelerated
 from .kernels.sliced_mlp import runs_in_slices, sliced_mlp
+from .patches import DepthwiseConv
 
 
 @register_notrace_module

@@ -65,12 +65,8 @@ def _tensor(name: str, shape: list[int], gain: float) -> Tensor:
         z = 1 + 0.1 * z
     else:
         z = 0.1 * z
-    if name.endswith("conv3.1.weight"):
-        z = z * 0.25
-    if "bp_reduction.1.running_var" in name:
-        z = z * 0.002
-    if "bp_reduction.1.running_mean" in name:
-        z = z * 0.02
+    scales = {"conv3.1.weight": 0.25, "bp_reduction.1.running_var": 0.002, "bp_reduction.1.running_mean": 0.02}
+    z = z * next((scale for part, scale in scales.items() if name.endswith(part)), 1)
     return torch.from_numpy(np.float32(z))
 
 

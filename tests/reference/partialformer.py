@@ -18,14 +18,9 @@ REFERENCE_TOKENS = (3136, 784, 196, 49)
 def foreground_count(
     num_tokens: int, n: int | Fraction, reference: int, fixed=False, uncapped=False, cap: int | None = None
 ) -> int:
-    """Number of foreground tokens among `num_tokens`.
-
-    `n` tokens out of `reference` scale with the grid (`n` may be a Fraction, the arithmetic is exact); `fixed` takes
-    `n` as it is at every size. `uncapped` lets the foreground be everything, otherwise one background token is kept.
-    """
+    """`n` of `reference` tokens, exactly, or just `n` if `fixed`; all only if `uncapped`, or there is but one."""
     count = math.floor(Fraction(n) if fixed else Fraction(n) * num_tokens / reference)
-    if cap is not None:
-        count = min(count, cap)
+    count = count if cap is None else min(count, cap)
     largest = num_tokens if uncapped or num_tokens == 1 else num_tokens - 1
     return max(1, min(count, largest))
 
@@ -44,8 +39,7 @@ class ChannelMLP(nn.Module):
 class PartialAttention(nn.Module):
     """Head-mixed attention among the foreground and one abstract query over the background.
 
-    `project_all` moves the output projection to the end, where it acts on all N image tokens; the abstract token, which
-    is dropped there, then queries the background unprojected.
+    `project_all` moves the output projection to the end; the abstract token then queries the background unprojected.
     """
 
     def __init__(self, dim, heads, head_expansion=4, channel_hidden=None, bg_identity=True, project_all=False):
@@ -116,10 +110,7 @@ class Block(nn.Module):
 
 
 class PartialFormer(Model):
-    """`foreground` holds one count per stage, stated for the grids of a 224x224 image.
-
-    `channel_hidden` is one width for all stages or one per stage.
-    """
+    """`foreground` holds one count per stage, stated for the grids of a 224x224 image."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..depthwise import DepthwiseConv
+from ..patches import DepthwiseConv
 from .dispatch import untouched
 from .slices import image_slices
 
