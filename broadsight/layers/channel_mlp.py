@@ -13,9 +13,7 @@ from .patches import DepthwiseConv
 class ChannelMlp(nn.Module):
     """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
 
-    Args:
-        dim, hidden: Channels in and out, and in between.
-        depthwise: "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
+    `depthwise` is "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
     """
 
     def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):

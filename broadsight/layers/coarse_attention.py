@@ -11,8 +11,8 @@ from .patches import ChannelConv, Propagate, average_pool
 class CMHSA(nn.Module):
     """Convolution-like multi-head attention over 3x3 windows at stride 2. (B, h, w, C) -> (B, h, w, C).
 
-    The 9x9 weights of a window are predicted from its centre; every window re-mixes its nine values, and overlapping
-    windows are summed. Values beyond the border are zero and keep their share of the soft-max. Heads are 32 wide.
+    The 9x9 weights by which a window re-mixes its values are predicted from its centre; overlapping windows are summed.
+    Values beyond the border are zero and keep their share of the soft-max. Heads are 32 wide.
     """
 
     def __init__(self, dim: int):

@@ -31,10 +31,7 @@ def fold_norm(module: nn.Module, first: str, second: str) -> None:
 
 
 def fold_scale_after(module: nn.Module, branch: str, layer: str, scale: str) -> bool:
-    """Fold the layer scale module.scale, which follows the branch whose last layer is branch.layer, into that layer.
-
-    Returns whether no scale is left between the branch and the residual, and no hook sees what the branch gives.
-    """
+    """Fold module.scale into branch.layer, the last one before it; whether then no scale or hook follows the branch."""
     inner, last = module.get_submodule(branch), module.get_submodule(f"{branch}.{layer}")
     found: Any = module.get_submodule(scale)
     if hasattr(found, "gamma") and not (hooked(inner) or hooked(last)):

@@ -28,8 +28,7 @@ class PartialAttention(nn.Module):
         dim, heads: Channels in and out, and attention heads.
         foreground: (n, of): n of every `of` tokens are foreground, rounded down, at least one and not all. of = 0: n
             tokens, however many there are.
-        foreground_limit: The most foreground tokens.
-        background_required: False allows all tokens to be foreground.
+        foreground_limit, background_required: The most foreground tokens; False allows all to be foreground.
         head_expansion: How many times more heads there are between the two mixings.
         channel_hidden: Hidden width of the MLP that the background's answer passes.
         background_identity: Add the background tokens themselves to their update, as the equations read.

@@ -42,10 +42,7 @@ class Stage(nn.Module):
 
 
 class ProjectedHead(ClassifierHead):
-    """A classifier with a hidden layer at every position: linear, BatchNorm, activation, pool, dropout, linear.
-
-    With `pool_first` the hidden layer comes after the pool; `pooling` is pool_type and drop_rate of timm's head.
-    """
+    """A classifier with a hidden layer at every position, or after the pool; pool_type and drop_rate as timm's head."""
 
     def __init__(
         self, in_features: int, num_classes: int, hidden: int, act=nn.GELU, bias=True, pool_first=False, **pooling: Any

@@ -16,8 +16,7 @@ class EMSNet(StagedBackbone):
     """Four stages of multi-scale interaction; features at strides 4, 8, 16, 32. No layer but the classifier has a bias.
 
     Args:
-        dims, depths: Channels (multiples of 8) and blocks of each stage.
-        mlp_ratios: Hidden over outer channels of each stage's MLPs.
+        dims, depths, mlp_ratios: Channels (multiples of 8), blocks, and hidden over outer channels of each stage's MLP.
         mixer, ratios, whiten: The variant of the token mixer; see MultiScaleInteraction.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.

@@ -21,10 +21,9 @@ class STViT(StagedBackbone):
     Args:
         dims, depths, heads: Channels, blocks and attention heads of each stage.
         cells: Side, or (height, width), of a super token's cell in each stage; 1 is plain attention.
-        iterations: Refinements of the association in each stage.
+        iterations, qkv_bias: Refinements of the association in each stage; see SuperTokenAttention.
         mlp_ratio: Hidden over outer channels of the channel MLPs.
         projection: Width of the hidden layer before the pool; 0 leaves it out.
-        qkv_bias: Bias of the query, key and value projections.
         layer_scale: Initial layer scale of each stage, or None for none.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         stem: "conv", four 3x3 convolutions; "patch", one 4x4 convolution and a LayerNorm.

@@ -57,8 +57,7 @@ class MultiTokenPool(nn.Module):
     The average of the groups' logits is the result. `forward_groups` gives the parts that `MultiTokenLoss` trains.
 
     Args:
-        channels: Channels of each map, lowest level first.
-        num_classes: Classes; 0 makes `forward` return the normed tokens (B, num_features).
+        channels, num_classes: Channels of each map, lowest level first; 0 classes: `forward` returns the normed tokens.
         level: Position of the map whose grid all maps are brought to. 0 or less: only the last map is pooled.
         dim: Width of the merged map and the tokens.
         groups, tokens: Groups, and class tokens in each.
@@ -73,8 +72,7 @@ class MultiTokenPool(nn.Module):
         drop, fc_drop: Dropout of attention, projection and MLP, and before the classifiers.
         light: Classify with the averaged token alone, for inference; `lighten` cuts down a full pool that was trained.
         resize: How maps are resized: "release", or "ga" for the sound opposite; see MergeMaps.
-        layers: Attention blocks.
-        distill_tokens: Further tokens in each group that learn from a teacher (see MultiTokenDistillationLoss).
+        layers, distill_tokens: Attention blocks; further tokens in each group that learn from a teacher.
     """
 
     def __init__(
