@@ -40,9 +40,6 @@ def images(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
-# ---- torch.compile
-
-
 def assert_compiles(model: nn.Module, x: Tensor, tolerance: float, **options) -> None:
     """One graph, and in it the outputs, gradients and statistics of eager mode."""
     torch._dynamo.reset()
@@ -67,20 +64,13 @@ def test_compile__aot_eager_gives_values_and_gradients(model, training):
 
 
 @pytest.mark.slow
-def test_compile__inductor_gives_values_and_gradients(model):
-    assert_compiles(model.float().train(), images(2, 3, 72, 80).float(), 2e-3, backend="inductor")
-
-
-@pytest.mark.slow
-def test_compile__inference_under_no_grad(model):
+def test_compile__inference_under_no_grad_and_inductor_with_gradients(model):
     x = images(4, 3, 64, 64)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert_close(compiled(x), model(x), tolerance=1e-9)
-
-
-# ---- torch.export
+    assert_compiles(model.float().train(), images(2, 3, 72, 80).float(), 2e-3, backend="inductor")
 
 
 def stored(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -116,16 +106,6 @@ def test_export__the_bare_model_for_any_batch(model):
             assert_close(program.module()(x), model(x), tolerance=1e-9)
 
 
-@pytest.mark.slow
-def test_export__small_sizes(model):
-    """The last stage of an image below 33 pixels is one cell: a size of its own to an exporter, but no error."""
-    x = images(1, 3, 32, 32)
-    program = torch.export.export(model, (x,))
-    with torch.no_grad():
-        for exported in (program.module(), stored(program).module()):
-            assert_close(exported(x), model(x), tolerance=1e-9)
-
-
 class Maps(nn.Module):
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -136,11 +116,15 @@ class Maps(nn.Module):
 
 
 @pytest.mark.slow
-def test_export__features(model):
-    x = images(2, 3, 96, 64)
-    exported = torch.export.export(Maps(model), (x,)).module()
+def test_export__small_sizes_and_features(model):
+    """The last stage of an image below 33 pixels is one cell: a size of its own to an exporter, but no error."""
+    x, larger = images(1, 3, 32, 32), images(2, 3, 96, 64)
+    program = torch.export.export(model, (x,))
+    exported = torch.export.export(Maps(model), (larger,)).module()
     with torch.no_grad():
-        for got, one in zip(exported(x), Maps(model)(x), strict=True):
+        for one in (program.module(), stored(program).module()):
+            assert_close(one(x), model(x), tolerance=1e-9)
+        for got, one in zip(exported(larger), Maps(model)(larger), strict=True):
             assert_close(got, one, tolerance=1e-9)
 
 
@@ -159,9 +143,6 @@ def test_onnx__gives_the_same_numbers(model, tmp_path):
         (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         with torch.no_grad():
             assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)
-
-
-# ---- fx, functional transforms
 
 
 def fx_arguments() -> dict:

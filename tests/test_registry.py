@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -138,9 +139,6 @@ def test_description__names_layers_that_exist(name, blank):
     assert blank.get_submodule(cfg["classifier"]) is blank.get_classifier()
 
 
-# ---- features
-
-
 @torch.no_grad()
 def test_features__are_what_the_model_declares(fresh):
     model = fresh(features_only=True)
@@ -185,9 +183,6 @@ def test_features__feed_a_segmentation_model(name):
     assert masks.shape == (1, 2, 64, 96) and masks.isfinite().all() and masks.std() > 0
 
 
-# ---- forward and its parts
-
-
 @torch.no_grad()
 def test_forward__is_features_then_head_at_any_size(model):
     cfg = model.default_cfg
@@ -220,19 +215,13 @@ def test_forward__tiny_images(model, size):
 
 
 @each_kind
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((2, 4, 64, 64), r"have shape \(2, 4, 64, 64\); expected \(batch, 3, height, width\)"),
-        ((3, 64, 64), r"have shape \(3, 64, 64\); expected \(batch, 3, height, width\)"),
-        ((2, 64, 64, 3), r"have shape \(2, 64, 64, 3\); expected \(batch, 3, height, width\)"),
-        ((2, 3, 0, 64), r"are 0x64 pixels; height and width must be at least 1"),
-        ((2, 3, 64, 0), r"are 64x0 pixels; height and width must be at least 1"),
-    ],
-)
-def test_forward__refuses_what_are_no_images(template, shape, message):
+@pytest.mark.parametrize("shape", [(2, 4, 64, 64), (3, 64, 64), (2, 64, 64, 3), (2, 3, 0, 64), (2, 3, 64, 0)], ids=str)
+def test_forward__refuses_what_are_no_images(template, shape):
+    message = f"images have shape {shape}; expected (batch, 3, height, width)"
+    if 0 in shape:
+        message = f"images are {shape[2]}x{shape[3]} pixels; height and width must be at least 1"
     for call in (template.forward, template.forward_intermediates):
-        refused(f"^images {message}$", call, torch.zeros(shape))
+        refused(f"^{re.escape(message)}$", call, torch.zeros(shape))
 
 
 @each_kind
@@ -249,18 +238,13 @@ def test_forward__a_batch_of_8_equals_8_images(model, sliced, monkeypatch):
 
 
 @in_inference
-def test_forward__memory_format_does_not_matter(model, images):
+def test_forward__memory_format_does_not_matter_and_precisions_agree(model, images):
     expected = model(images)
     wide = torch.zeros(2, 3, 64, 128)
     wide[..., ::2] = images
     for same in (images.contiguous(memory_format=torch.channels_last), wide[..., ::2], images.mT.contiguous().mT):
         assert same.stride() != images.stride()
         assert_close(model(same), expected, tolerance=1e-6)
-
-
-@in_inference
-def test_forward__precisions_agree(model, images):
-    expected = model(images)
     double = deepcopy(model).double()(images.double())
     half = model.bfloat16()(images.bfloat16())
     assert double.dtype == torch.float64 and half.dtype == torch.bfloat16
@@ -283,11 +267,8 @@ def test_autocast__stays_close_and_backward_is_finite(model, images):
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
 
-# ---- intermediates
-
-
 @in_inference
-def test_intermediates__by_index(model, images):
+def test_intermediates__by_index_with_the_models_norm_and_in_their_format(model, images):
     final, maps = model.forward_intermediates(images)
     assert_close(final, model.forward_features(images), tolerance=1e-6)
     shapes = [(2, info["num_chs"], *grid(64, 64, info["reduction"])) for info in model.feature_info]
@@ -297,10 +278,6 @@ def test_intermediates__by_index(model, images):
         assert isinstance(got, list)
         for one, i in zip(got, taken, strict=True):
             assert torch.equal(one, maps[i])
-
-
-@in_inference
-def test_intermediates__norm_is_the_models_last_and_the_format_theirs(model, images):
     plain = model.forward_intermediates(images, intermediates_only=True)
     final, normed = model.forward_intermediates(images, norm=True, output_fmt="NHWC")
     assert torch.equal(final, model.norm(plain[3]))  # as timm: the format is that of the intermediates
@@ -349,11 +326,8 @@ def test_pruning__keeps_the_chosen_maps(model, images, indices, taken, norm):
         assert torch.equal(one, other)
 
 
-# ---- classifier
-
-
 @in_inference
-def test_classifier__replaced_and_removed(model, images):
+def test_classifier__other_pools_replaced_and_removed(model, images):
     pooled = model.forward_head(model.forward_features(images), pre_logits=True)
     model.reset_classifier(5)
     assert model.num_classes == 5 and model.get_classifier().weight.shape == (5, model.head_hidden_size)
@@ -368,10 +342,6 @@ def test_classifier__replaced_and_removed(model, images):
     assert_close(unpooled.mean((2, 3)), pooled, tolerance=1e-6)
     model.reset_classifier(CLASSES, "avg")
     assert model(images).shape == (2, CLASSES)
-
-
-@in_inference
-def test_classifier__other_pools(model, images):
     model.reset_classifier(0, "")
     unpooled = model(images)
     means, peaks = unpooled.mean((2, 3)), unpooled.amax((2, 3))
@@ -404,11 +374,11 @@ def test_classifier__constructor_agrees_with_reset(fresh, images):
     assert fresh(num_classes=3, global_pool="max")(images).shape == (2, 3)
 
 
-# ---- constructor
-
-
-def test_constructor__unknown_argument_is_refused(name):
+def test_constructor__device_precision_and_unknown_arguments(name):
     refused("bananas", timm.create_model, name, error=(TypeError, ValueError), bananas=3, device="meta")
+    model = shallow(name, device=torch.device("meta"), dtype=torch.float64)
+    tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    assert {(t.device.type, t.dtype) for t in tensors} == {("meta", torch.float64)}
 
 
 @each_kind
@@ -424,12 +394,6 @@ def test_constructor__other_input_channels(fresh, in_chans):
         previous, logits = logits, model(images)
         assert logits.isfinite().all() and not torch.equal(logits, previous)
     refused(rf"expected \(batch, {in_chans}, height, width\)", model, torch.zeros(1, 3, 48, 32))
-
-
-def test_constructor__device_and_precision(name):
-    model = shallow(name, device=torch.device("meta"), dtype=torch.float64)
-    tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
-    assert {(t.device.type, t.dtype) for t in tensors} == {("meta", torch.float64)}
 
 
 @each_kind
@@ -464,7 +428,7 @@ def test_initialisation__after_to_empty(name, fresh, images):
 
 
 @in_inference
-def test_dropout__drops_in_training_alone(fresh, images):
+def test_dropout_and_stochastic_depth__act_in_training_alone(fresh, images):
     dropping, keeping = fresh(drop_rate=0.5), fresh()
     assert torch.equal(dropping(images), keeping(images))
     seen = []
@@ -474,18 +438,6 @@ def test_dropout__drops_in_training_alone(fresh, images):
     whole, dropped = seen
     assert 0.3 < (dropped == 0).float().mean() < 0.7
     assert_close(dropped, torch.where(dropped == 0, 0.0, 2 * whole), tolerance=1e-6)
-
-
-@each_name
-def test_lookups__stochastic_depth_grows_linearly_and_what_is_not_decayed_exists(blank):
-    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in blank.stages for block in stage.blocks]
-    assert len(rates) > 4
-    assert rates == pytest.approx(torch.linspace(0, 0.3, len(rates)).tolist())
-    assert blank.no_weight_decay() <= {key for key, _ in blank.named_parameters()}
-
-
-@in_inference
-def test_stochastic_depth__acts_in_training_alone(fresh, images):
     dropping, keeping = fresh(drop_path_rate=0.8), fresh()
     assert_close(dropping(images), keeping(images), tolerance=1e-5)
     assert_close(keeping.train()(images), keeping(images), tolerance=1e-5)
@@ -495,6 +447,14 @@ def test_stochastic_depth__acts_in_training_alone(fresh, images):
         if isinstance(module, DropPath):
             module.drop_prob = 0.0
     assert_close(dropping(images), keeping(images), tolerance=1e-5)
+
+
+@each_name
+def test_lookups__stochastic_depth_grows_linearly_and_what_is_not_decayed_exists(blank):
+    rates = [getattr(block.drop_path, "drop_prob", 0.0) for stage in blank.stages for block in stage.blocks]
+    assert len(rates) > 4
+    assert rates == pytest.approx(torch.linspace(0, 0.3, len(rates)).tolist())
+    assert blank.no_weight_decay() <= {key for key, _ in blank.named_parameters()}
 
 
 @each_kind
@@ -511,9 +471,6 @@ def test_stochastic_depth__covers_both_branches(fresh, images):
     assert {name.partition(".")[0] for name in moved} >= {"stem", "stages", "head"}
 
 
-# ---- training
-
-
 def test_gradients__reach_every_parameter(fresh, model, images):
     at_birth = gradients(fresh(), images)
     assert [name for name, gradient in at_birth.items() if gradient is None] == []
@@ -524,7 +481,7 @@ def test_gradients__reach_every_parameter(fresh, model, images):
 
 
 @each_kind
-def test_checkpointing__changes_neither_outputs_nor_gradients(model, images):
+def test_checkpointing__changes_neither_outputs_nor_gradients_nor_random_depth(model, images, fresh):
     plain, checkpointed = model.train(), deepcopy(model).train()
     runs = Counter()
     for stage in checkpointed.stages:
@@ -539,10 +496,6 @@ def test_checkpointing__changes_neither_outputs_nor_gradients(model, images):
     runs.clear()
     gradients(checkpointed, images)
     assert list(runs.values()) == [1] * 4
-
-
-@each_kind
-def test_checkpointing__repeats_the_same_random_depth(fresh, images):
     models = [fresh(drop_path_rate=0.5, drop_rate=0.2) for _ in range(2)]
     models[1].set_grad_checkpointing()
     results = []
@@ -592,11 +545,8 @@ def test_layer_decay__optimizer_steps(model, images):
     assert [key for key, p in model.named_parameters() if torch.equal(p, before[key])] == []
 
 
-# ---- copies and files
-
-
 @in_inference
-def test_copies__are_equal(name, model, images):
+def test_copies__are_equal_also_from_a_local_folder(name, model, images, tmp_path):
     expected = model(images)
     assert torch.equal(model(images), expected)
     assert torch.equal(deepcopy(model)(images), expected)
@@ -604,6 +554,9 @@ def test_copies__are_equal(name, model, images):
     other = shallow(name, num_classes=CLASSES).eval()
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(images), expected)
+    save_for_hf(model, tmp_path, model_args=dict(depths=DEPTHS, num_classes=CLASSES), safe_serialization=True)
+    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert type(loaded) is type(model) and torch.equal(loaded(images), model(images))
 
 
 @pytest.fixture(scope="module")
@@ -621,7 +574,7 @@ def load(name: str, path: Path, **kwargs) -> nn.Module:
 
 
 @in_inference
-def test_pretrained__same_model_and_another_task(name, checkpoint, images, tmp_path):
+def test_pretrained__same_model_another_task_grey_images_and_features(name, checkpoint, images, tmp_path):
     path, saved = checkpoint
     torch.save(saved.state_dict(), tmp_path / "model.pth")
     for file in (path, tmp_path / "model.pth"):
@@ -634,17 +587,9 @@ def test_pretrained__same_model_and_another_task(name, checkpoint, images, tmp_p
     assert other(images).shape == (2, 5)
     assert torch.equal(load(name, path, num_classes=0)(images), pooled)
     assert torch.equal(load(name, path, num_classes=0, global_pool="").forward_features(images), features)
-
-
-@in_inference
-def test_pretrained__grey_images(name, checkpoint, images):
     path, saved = checkpoint
     grey = images[:, :1]
     assert_close(load(name, path, in_chans=1)(grey), saved(grey.expand(-1, 3, -1, -1)), tolerance=1e-5)
-
-
-@in_inference
-def test_pretrained__features(name, checkpoint, images):
     path, saved = checkpoint
     maps = load(name, path, features_only=True, out_indices=(0, 2))(images)
     expected = saved.forward_intermediates(images, indices=(0, 2), intermediates_only=True)
@@ -652,13 +597,6 @@ def test_pretrained__features(name, checkpoint, images):
         if isinstance(saved, PartialFormer):  # its extra norms for dense prediction start as plain ones
             plain = nn.functional.layer_norm(plain.permute(0, 2, 3, 1), plain.shape[1:2], eps=1e-6).permute(0, 3, 1, 2)
         assert_close(got, plain, tolerance=1e-5)
-
-
-@in_inference
-def test_pretrained__local_folder(name, model, images, tmp_path):
-    save_for_hf(model, tmp_path, model_args=dict(depths=DEPTHS, num_classes=CLASSES), safe_serialization=True)
-    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert type(loaded) is type(model) and torch.equal(loaded(images), model(images))
 
 
 @each_kind

@@ -1,7 +1,4 @@
-"""Every backbone of ours, shrunk to one block a stage: full width and every code path, in a fraction of a second.
-
-The models of the MAP and context broadcasting papers are timm's backbones and have their own tests.
-"""
+"""Every backbone of ours, shrunk to one block a stage; MAP's and context broadcasting's, which are timm's, are not."""
 
 import timm
 from torch import nn

@@ -6,9 +6,9 @@ from .channel_mlp import ChannelMlp as ChannelMlp
 from .coarse_attention import CMHSA as CMHSA
 from .coarse_attention import GMHSA as GMHSA
 from .context_broadcast import ContextBroadcast as ContextBroadcast
-from .depthwise import DepthwiseConv as DepthwiseConv
 from .ems import MultiScaleInteraction as MultiScaleInteraction
 from .partial_attention import PartialAttention as PartialAttention
+from .patches import DepthwiseConv as DepthwiseConv
 from .pooling.class_attention import GroupClassAttention as GroupClassAttention
 from .pooling.gram_tokens import GramTokens as GramTokens
 from .pooling.merge_maps import MergeMaps as MergeMaps

@@ -18,23 +18,14 @@ class AbstractTokenAttention(nn.Module):
     with the query it already has. Any H and W: partial windows are padded and the padding is masked as keys.
 
     Args:
-        dim: Channels in and out.
-        heads: Attention heads, the same in all three attentions.
-        window: Side of a window in pixels.
+        dim, heads, window: Channels; heads of all three attentions; side of a window in pixels.
         mixing: False leaves the abstract tokens out: plain window attention.
         token_is_key: The abstract token is also a key and a value of its window.
         token_projected: The abstract token passes through the query, key and value projections like a pixel.
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        window: int = 7,
-        *,
-        mixing: bool = True,
-        token_is_key: bool = False,
-        token_projected: bool = False,
+        self, dim: int, heads: int, window: int = 7, *, mixing=True, token_is_key=False, token_projected=False
     ):
         super().__init__()
         check_divides("dim", dim, "heads", heads)

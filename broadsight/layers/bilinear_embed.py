@@ -13,8 +13,7 @@ from .folding import fold_norm
 class BilinearPatchEmbed(nn.Module):
     """Sample once per 2 x 2 patch, then a separable convolution. (B, C, H, W) -> (B, C', H/2, W/2), sizes rounded up.
 
-    A depth-wise convolution predicts where to sample, as an offset in pixels from the patch's centre; with no offset
-    this is 2 x 2 mean pooling. The offset is shared by all channels.
+    A depth-wise convolution predicts the offset from the patch's centre in pixels, for all channels; none: 2 x 2 means.
     """
 
     def __init__(self, dim: int, out_dim: int):
@@ -22,8 +21,7 @@ class BilinearPatchEmbed(nn.Module):
         self.offset_dw = nn.Conv2d(dim, dim, 3, stride=2, padding=1, groups=dim)
         self.offset_proj = nn.Linear(dim, 2, bias=False)
         self.dw = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False)
-        self.proj = nn.Linear(dim, out_dim)
-        self.norm = nn.BatchNorm2d(out_dim)
+        self.proj, self.norm = nn.Linear(dim, out_dim), nn.BatchNorm2d(out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dw(channels_last(self.sample(x, self.offsets(x))))
@@ -42,10 +40,9 @@ class BilinearPatchEmbed(nn.Module):
 
     def positions(self, offsets: Tensor, H: int, W: int) -> Tensor:
         """Where to sample a map of H x W pixels, in [-1, 1] as F.grid_sample has it. (B, h, w, 2) -> (B, h, w, 2)."""
-        column = torch.arange(offsets.shape[2], device=offsets.device, dtype=offsets.dtype)
-        row = torch.arange(offsets.shape[1], device=offsets.device, dtype=offsets.dtype)[:, None]
+        row, column = (torch.arange(n, device=offsets.device, dtype=offsets.dtype) for n in offsets.shape[1:3])
         grid_x = (4 * column + 2 * offsets[..., 0] + 2) / W - 1  # pixel 2j + 0.5 + dx, in [-1, 1] of the true width
-        grid_y = (4 * row + 2 * offsets[..., 1] + 2) / H - 1
+        grid_y = (4 * row[:, None] + 2 * offsets[..., 1] + 2) / H - 1
         return torch.stack([grid_x, grid_y], -1)
 
     def reparameterize(self) -> None:

@@ -1,7 +1,6 @@
-"""Buffers that no state dict holds: computed again after loading, so that no model runs on memory nobody has written.
+"""Buffers that no state dict holds, computed again after loading, by timm's contract of `init_non_persistent_buffers`.
 
-A model may be built on the meta device, get memory without content by `to_empty`, and then its weights: so do timm and
-Hugging Face's transformers. By timm's contract a module with such a buffer has `init_non_persistent_buffers`.
+timm and Hugging Face's transformers build on the meta device, take memory without content, and then load the weights.
 """
 
 from typing import Any

@@ -4,18 +4,16 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from ..errors import check_choice
-from .depthwise import DepthwiseConv
 from .kernels.dispatch import accelerated
 from .kernels.sliced_mlp import runs_in_slices, sliced_mlp
+from .patches import DepthwiseConv
 
 
 @register_notrace_module
 class ChannelMlp(nn.Module):
     """fc2(dw(GELU(fc1(x)))) over channels-last maps. (B, H, W, C) -> (B, H, W, C).
 
-    Args:
-        dim, hidden: Channels in and out, and in between.
-        depthwise: "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
+    `depthwise` is "none"; "before" the activation; or "after" it, as a residual (u + dw(u)).
     """
 
     def __init__(self, dim: int, hidden: int, *, depthwise: str = "none", bias: bool = True):

@@ -11,17 +11,15 @@ from .patches import ChannelConv, Propagate, average_pool
 class CMHSA(nn.Module):
     """Convolution-like multi-head attention over 3x3 windows at stride 2. (B, h, w, C) -> (B, h, w, C).
 
-    The 9x9 weights of a window are predicted from its centre; every window re-mixes its nine values, and overlapping
-    windows are summed. Values beyond the border are zero and keep their share of the soft-max. Heads are 32 wide.
+    The 9x9 weights by which a window re-mixes its values are predicted from its centre; overlapping windows are summed.
+    Values beyond the border are zero and keep their share of the soft-max. Heads are 32 wide.
     """
 
     def __init__(self, dim: int):
         super().__init__()
-        self.heads = heads_of_32(dim)
-        self.dw = ChannelConv(dim, (3, 3), stride=2)
+        self.heads, self.dw = heads_of_32(dim), ChannelConv(dim, (3, 3), stride=2)
         self.mix = nn.Linear(dim, 81 * self.heads, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.proj = nn.Linear(dim, dim, bias=False)
+        self.value, self.proj = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(self.attend(x, self.value(x)))

@@ -1,7 +1,4 @@
-"""Context broadcasting (CB): every token is handed the average of all, so that attention need not learn to be uniform.
-
-"Scratching Visual Transformer's Back with Uniform Attention" (Hyeon-Woo et al., ICCV 2023).
-"""
+"""Context broadcasting (CB): every token is handed the average of all (Hyeon-Woo et al., ICCV 2023)."""
 
 from typing import Any
 
@@ -19,12 +16,7 @@ KINDS = tuple(OPERATIONS)
 
 
 def context_broadcast(
-    x: Tensor,
-    kind: str = "cb",
-    scale: Tensor | None = None,
-    channel_axis: int = -1,
-    class_token: bool = False,
-    inplace: bool = False,
+    x: Tensor, kind: str = "cb", scale: Tensor | None = None, channel_axis: int = -1, class_token=False, inplace=False
 ) -> Tensor:
     """The tokens of each image with their context; the shape stays.
 
@@ -42,7 +34,7 @@ def context_broadcast(
     if kind == "scaled" and scale is None:
         raise ValueError("kind='scaled' without a scale; expected one for each channel")
     if kind in ("cb", "scaled"):
-        return uniform(x, scale if kind == "scaled" else None, channel_axis, axes, inplace)
+        return uniform(x, None if kind == "cb" else scale, channel_axis, axes, inplace)
     if class_token and len(axes) > 1:
         raise ValueError(f"a class token in shape {list(x.shape)}; only tokens (B, N, C) have one")
     mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
@@ -66,12 +58,11 @@ class ContextBroadcast(nn.Module):
     """One of the four kinds of context broadcasting. Tokens (B, N, C), maps (B, C, H, W) or (B, H, W, C) -> the same.
 
     Args:
-        kind: "cb", "scaled" (by a learned scale for each channel, zero at first), "gate" or "hybrid"; the equations
-            are in `context_broadcast`.
+        kind: "cb", "scaled" (a learned scale for each channel, zero at first), "gate" or "hybrid": `context_broadcast`.
         dim: Channels; needed for "scaled".
         channels_last: Whether maps are (B, H, W, C); by default only if `dim` fits the last axis and not the second.
-        class_token: Whether the first token is the class token, which "gate" and "hybrid" use; the mean token stands in
-            for it otherwise. By default tokens (B, N, C) have one and maps have none.
+        class_token: Whether the first token is the class token of "gate" and "hybrid", and not the mean; by default
+            tokens (B, N, C) have one and maps have none.
         inplace: Overwrite the input where autograd allows it.
     """
 
@@ -125,6 +116,5 @@ def broadcast_input(module: Any, inputs: tuple) -> tuple:
 @per_image
 def broadcast_output(module: Any, inputs: tuple, output: Any) -> Any:
     """A forward hook: the tokens that the module gives, with context; further outputs stay."""
-    if isinstance(output, tuple):
-        return (module.context_broadcast(output[0]), *output[1:])
-    return module.context_broadcast(output)
+    told = module.context_broadcast
+    return (told(output[0]), *output[1:]) if isinstance(output, tuple) else told(output)

@@ -70,7 +70,7 @@ class MultiScaleInteraction(nn.Module):
         self.slices = [parts.static * quarter, sum(parts.dynamic) * quarter]
         self.in_proj = nn.Linear(dim, sum(self.slices), bias=False)
         self.static: nn.Module = nn.Identity()
-        width = parts.static * quarter  # of what reaches the output projection
+        width = self.slices[0]  # of what reaches the output projection
         if parts.branch is not None:
             options: dict[str, Any] = {"ratios": ratios, "whiten": whiten, **parts.branch}
             self.static = StaticBranch(width, **options)
@@ -116,16 +116,11 @@ class Whiten(nn.Module):
 class StaticBranch(nn.Module):
     """Whitening, depth-wise convolution, pooled coordinate convolutions and a gate. (B, H, W, C) -> (B, H, W, C').
 
-    Args:
-        ratios, whiten: See MultiScaleInteraction; a ratio of 0 leaves its part out.
-        expand: How much wider a pooled slice becomes.
-        merged: Mix the slices by a linear layer back to dim channels.
-        gated: Use the result, through a sigmoid, as the gate of a projection of the input.
+    A ratio of 0 leaves its slice out; pooled slices become `expand` times wider; if `merged`, a linear layer mixes all
+    back to dim channels; if `gated`, the result is, through a sigmoid, the gate of a projection of the input.
     """
 
-    def __init__(
-        self, dim: int, ratios: tuple[int, int, int], whiten: str, expand: int = 2, merged=True, gated: bool = True
-    ):
+    def __init__(self, dim: int, ratios: tuple[int, int, int], whiten: str, expand: int = 2, merged=True, gated=True):
         super().__init__()
         self.slices = [dim * r // 4 for r in ratios]
         pooled2, kept, pooled4 = self.slices
@@ -149,11 +144,8 @@ class StaticBranch(nn.Module):
 class DynamicBranch(nn.Module):
     """Attention within coarse windows (C-MHSA) and among all coarse cells (G-MHSA). (B, H, W, C) -> (B, H, W, out).
 
-    The pooling comes before the widening projection, which is the same function, as both are linear, and less work.
-
-    Args:
-        local_dim, global_dim: Channels, first and last, that feed the two paths; 0 leaves the global path out.
-        out: Channels of the merged result; 0 concatenates only.
+    The first local_dim and the last global_dim channels feed the two paths, each pooled before it is widened: the same
+    function, as both are linear, and less work. A global_dim of 0 leaves that path out; an out of 0 concatenates only.
     """
 
     def __init__(self, local_dim: int, global_dim: int, local_width: int, global_width: int, out: int):

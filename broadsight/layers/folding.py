@@ -1,6 +1,6 @@
 """Folds a norm with its inference statistics, or a scale, into the layer beside it, unless a hook is between."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,15 @@ from .kernels.dispatch import hooked
 
 def fold_norm(module: nn.Module, first: str, second: str) -> None:
     """Fold a BatchNorm of the module into the layer beside it, which is a linear one if it follows the norm."""
-    before: Any = module.get_submodule(first)
-    after: Any = module.get_submodule(second)
+    before, after = cast(Any, module.get_submodule(first)), cast(Any, module.get_submodule(second))
     norm_first = isinstance(before, nn.BatchNorm2d)
     norm, layer = (before, after) if norm_first else (after, before)
     statistics = _inference_statistics(norm) if isinstance(norm, nn.BatchNorm2d) else None
-    if statistics is None or _hooked_between(module, first, second):
+    # A hook may see what the first gives or the second takes, on the way through the modules that hold them.
+    paths = first.split("."), second.split(".")
+    gives, takes = ([module.get_submodule(".".join(path[: i + 1])) for i in range(len(path))] for path in paths)
+    seen = any(m._forward_hooks for m in gives) or any(m._forward_pre_hooks for m in takes)
+    if statistics is None or seen:
         return
     scale, shift = statistics
     if norm_first:
@@ -28,23 +31,13 @@ def fold_norm(module: nn.Module, first: str, second: str) -> None:
 
 
 def fold_scale_after(module: nn.Module, branch: str, layer: str, scale: str) -> bool:
-    """Fold the layer scale module.scale, which follows the branch whose last layer is branch.layer, into that layer.
-
-    Returns whether no scale is left between the branch and the residual, and no hook sees what the branch gives.
-    """
+    """Fold module.scale into branch.layer, the last one before it; whether then no scale or hook follows the branch."""
     inner, last = module.get_submodule(branch), module.get_submodule(f"{branch}.{layer}")
     found: Any = module.get_submodule(scale)
     if hasattr(found, "gamma") and not (hooked(inner) or hooked(last)):
         _replace(last, last.weight * found.gamma[:, None], last.bias * found.gamma)
         setattr(module, scale, nn.Identity())
     return not (hasattr(getattr(module, scale), "gamma") or hooked(inner))
-
-
-def _hooked_between(module: nn.Module, first: str, second: str) -> bool:
-    """Whether a hook sees what the first gives or the second takes, on the way through the modules that hold them."""
-    paths = first.split("."), second.split(".")
-    gives, takes = ([module.get_submodule(".".join(path[: i + 1])) for i in range(len(path))] for path in paths)
-    return any(m._forward_hooks for m in gives) or any(m._forward_pre_hooks for m in takes)
 
 
 def _replace(layer: Any, weight: Tensor, bias: Tensor) -> None:

@@ -25,12 +25,10 @@ class PartialAttention(nn.Module):
     the weighted mean. So the background costs two passes over the tokens.
 
     Args:
-        dim: Channels in and out.
-        heads: Attention heads.
+        dim, heads: Channels in and out, and attention heads.
         foreground: (n, of): n of every `of` tokens are foreground, rounded down, at least one and not all. of = 0: n
             tokens, however many there are.
-        foreground_limit: The most foreground tokens.
-        background_required: False allows all tokens to be foreground.
+        foreground_limit, background_required: The most foreground tokens; False allows all to be foreground.
         head_expansion: How many times more heads there are between the two mixings.
         channel_hidden: Hidden width of the MLP that the background's answer passes.
         background_identity: Add the background tokens themselves to their update, as the equations read.
@@ -65,8 +63,7 @@ class PartialAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         # A bias of the keys would add one constant to a whole row of logits, which the soft-max cancels.
         self.q_bias, self.v_bias = nn.Parameter(torch.zeros(dim)), nn.Parameter(torch.zeros(dim))
-        self.proj = nn.Linear(dim, dim)
-        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.proj, self.token = nn.Linear(dim, dim), nn.Parameter(torch.zeros(1, 1, dim))
         self.head_up = nn.Parameter(torch.zeros(head_expansion * heads, heads))
         self.head_down = nn.Parameter(torch.zeros(heads, head_expansion * heads))
         hidden = max(4, dim // 32) if channel_hidden is None else channel_hidden

@@ -1,4 +1,4 @@
-"""Coarse cells of a map: pooling to them, convolutions on them, and the way back to the pixels."""
+"""Depth-wise convolutions of maps, and coarse cells: pooling to them, and the way back to the pixels."""
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,32 @@ def max_pool(x: Tensor, patch: int) -> Tensor:
     """The largest valid pixel of each patch. (B, H, W, C) -> (B, H/patch, W/patch, C), sizes rounded up."""
     sides = [min(patch, x.shape[1]), min(patch, x.shape[2])]
     return F.max_pool2d(x.permute(0, 3, 1, 2), sides, ceil_mode=True).permute(0, 2, 3, 1)
+
+
+class DepthwiseConv(nn.Conv2d):
+    """One k x k filter per channel, k odd, same size out. (B, H, W, C) -> (B, H, W, C).
+
+    With `residual` it is x + conv(x): the identity is added to the kernel's centre, which is exact and saves a pass.
+    """
+
+    def __init__(self, dim: int, kernel_size: int = 3, *, bias: bool = True, residual: bool = False):
+        super().__init__(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, bias=bias)
+        self.residual = residual
+
+    def kernel(self) -> Tensor:
+        """The filter that is applied: (C, 1, k, k), with the identity where the layer is residual."""
+        if not self.residual:
+            return self.weight
+        half = self.kernel_size[0] // 2
+        one = torch.ones((1, 1, 1, 1), dtype=self.weight.dtype, device=self.weight.device)
+        return self.weight + F.pad(one, [half, half, half, half])
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = F.conv2d(input.permute(0, 3, 1, 2), self.kernel(), self.bias, padding=self.padding, groups=self.groups)
+        return x.permute(0, 2, 3, 1)
+
+    def reparameterize(self) -> None:
+        self.weight, self.residual = nn.Parameter(self.kernel().detach(), requires_grad=False), False
 
 
 class ChannelConv(nn.Module):
@@ -41,10 +67,7 @@ class ChannelConv(nn.Module):
 
 
 class Propagate(nn.Module):
-    """Every coarse cell to its patch of pixels, weighted by channel and place. (B, h, w, C) -> (B, H, W, C).
-
-    A transposed depth-wise convolution whose stride is its kernel: a plain product, cropped to H and W.
-    """
+    """A transposed depth-wise convolution whose stride is its kernel, cropped to H, W. (B, h, w, C) -> (B, H, W, C)."""
 
     def __init__(self, dim: int, patch: int):
         super().__init__()

@@ -20,11 +20,10 @@ def to_cells(x: Tensor, cell: tuple[int, int]) -> Tensor:
 
 
 def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Associate pixels with super tokens and average them.
+    """Associate pixels with super tokens and average them. No gradient reaches shares and mass.
 
     cells (B*p*q, P, C), grid (B, p, q) -> tokens (B, p, q, C), the share (B*p*q, 9, P) of each pixel in its nine super
-    tokens, and the mass (B, p, q, 1) that each super token holds. No gradient reaches shares and mass. The nine come
-    first, so that the soft-max runs over contiguous pixels.
+    tokens (the nine first, for a soft-max over contiguous pixels), and the mass (B, p, q, 1) that each holds.
     """
     constant = cells.detach()
     tokens = constant.mean(1).unflatten(0, grid)

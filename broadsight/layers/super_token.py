@@ -17,17 +17,14 @@ class SuperTokenAttention(nn.Module):
 
     Every cell of pixels seeds one super token. Each pixel belongs, by a soft-max, to the 3 x 3 super tokens around its
     cell; these become the weighted means of their pixels, attend to each other, and every pixel receives the mixture
-    of its nine. Super tokens beyond the border are zero and keep their share of the soft-max. Any H and W: the grid is
-    zero-padded at the bottom and the right and cropped back. The memory format stays.
+    of its nine. Super tokens beyond the border are zero and keep their share. Any H and W; the memory format stays.
 
     Args:
-        dim: Channels in and out.
+        dim, heads: Channels in and out, and heads of the attention among super tokens.
         cell: Side, or (height, width), in pixels of the cell that seeds one super token; 1 is plain attention.
-        heads: Heads of the attention among super tokens.
         iterations: How often the association is refined.
         qkv_bias: Bias of the query, key and value projections.
-        relative_grid: (height, width) of the super-token grid for which a relative position bias is learned; resized
-            for other grids. None: no bias.
+        relative_grid: (height, width) of the grid that a relative position bias is learned for; others resize it.
     """
 
     def __init__(
@@ -46,8 +43,7 @@ class SuperTokenAttention(nn.Module):
             raise ValueError(f"cell={cell} is not a side or (height, width) of at least 1 pixel")
         if iterations < 1:
             raise ValueError(f"iterations={iterations} leaves no association; choose 1 or more")
-        self.cell: tuple[int, int] = cell
-        self.heads, self.iterations = heads, iterations
+        self.cell, self.heads, self.iterations = (cell[0], cell[1]), heads, iterations
         self.by_head = True  # rows of the projection are ordered per head as [q | k | v], as in the release
         self.scale = dim**-0.5  # of the association, which is not split into heads: all channels count
         self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
@@ -85,10 +81,7 @@ class SuperTokenAttention(nn.Module):
 
 
 class RelativePositionBias(nn.Module):
-    """Bias (heads, N, N) to add to the attention logits of a grid of N = height * width tokens.
-
-    One number per head and offset is stored for a reference grid; others get the table resized bilinearly.
-    """
+    """Bias (heads, N, N) of the logits of N = height * width tokens, from a table by offset, resized to the grid."""
 
     def __init__(self, heads: int, grid: tuple[int, int]):
         super().__init__()

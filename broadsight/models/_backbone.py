@@ -42,10 +42,7 @@ class Stage(nn.Module):
 
 
 class ProjectedHead(ClassifierHead):
-    """A classifier with a hidden layer at every position: linear, BatchNorm, activation, pool, dropout, linear.
-
-    With `pool_first` the hidden layer comes after the pool; `pooling` is pool_type and drop_rate of timm's head.
-    """
+    """A classifier with a hidden layer at every position, or after the pool; pool_type and drop_rate as timm's head."""
 
     def __init__(
         self, in_features: int, num_classes: int, hidden: int, act=nn.GELU, bias=True, pool_first=False, **pooling: Any
@@ -97,19 +94,16 @@ class StagedBackbone(nn.Module):
             names = [*inspect.signature(type(self)).parameters, "num_classes", "in_chans", "global_pool", "drop_rate"]
             known = [name for name in dict.fromkeys(names) if name not in ("common", "unknown")]
             argument = next(iter(unknown))
-            raise UnknownArgumentError(
-                f"{type(self).__name__} has no argument {argument!r}; {did_you_mean(argument, known)}"
-                f"it takes {', '.join(known)}"
-            )
+            hint = f"{did_you_mean(argument, known)}it takes {', '.join(known)}"
+            raise UnknownArgumentError(f"{type(self).__name__} has no argument {argument!r}; {hint}")
         self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
         self.stem, self.stages, self.norm = stem, nn.Sequential(*stages), norm or nn.Identity()
         self.feature_norms = nn.ModuleList(feature_norms)
         build_head = head or partial(ClassifierHead, dims[-1])
         self.head = build_head(num_classes=num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.num_features, self.head_hidden_size = dims[-1], self.head.in_features
-        self.feature_info: list[dict[str, Any]] = [
-            dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims)
-        ]
+        info = (dict(num_chs=dim, reduction=4 * 2**i, module=f"stages.{i}") for i, dim in enumerate(dims))
+        self.feature_info: list[dict[str, Any]] = list(info)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -141,10 +135,8 @@ class StagedBackbone(nn.Module):
         if any(faults.values()):
             more = {fault: f" (and {len(keys) - 1} more)" if len(keys) > 1 else "" for fault, keys in faults.items()}
             said = "; ".join(f"{keys[0]!r}{more[fault]} {fault}" for fault, keys in faults.items() if keys)
-            raise RuntimeError(
-                f"the checkpoint does not fit {type(self).__name__}: {said}; nothing was loaded; build the variant "
-                "that it was saved from"
-            )
+            advice = "nothing was loaded; build the variant that it was saved from"
+            raise RuntimeError(f"the checkpoint does not fit {type(self).__name__}: {said}; {advice}")
         return super().load_state_dict(state_dict, strict, assign)
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -176,13 +168,7 @@ class StagedBackbone(nn.Module):
         self._init_classifier()
 
     def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
+        self, x: Tensor, indices: Any = None, norm=False, stop_early=False, output_fmt="NCHW", intermediates_only=False
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Stage outputs of images (B, in_chans, H, W), and the final features unless intermediates_only.
 
@@ -193,7 +179,7 @@ class StagedBackbone(nn.Module):
             output_fmt: "NCHW" or "NHWC".
         """
         check_choice("output_fmt", output_fmt, ("NCHW", "NHWC"))
-        take, last_taken = feature_take_indices(len(self.stages), cast(Any, indices))
+        take, last_taken = feature_take_indices(len(self.stages), indices)
         last = len(self.stages) - 1
         check_images(x, self.in_chans)
         x = in_slices(self.stem, channels_last(x))
@@ -204,22 +190,20 @@ class StagedBackbone(nn.Module):
                 features[i] = self.feature_norms[i](x) if len(self.feature_norms) else x
         if norm and last in features and not len(self.feature_norms):
             features[last] = self.norm(x)
-        intermediates = [features[i] if output_fmt == "NCHW" else features[i].permute(0, 2, 3, 1) for i in take]
+        maps = [features[i] if output_fmt == "NCHW" else features[i].permute(0, 2, 3, 1) for i in take]
         if intermediates_only:
-            return intermediates
-        return x if stop_early and last_taken < last else self.norm(x), intermediates
+            return maps
+        return x if stop_early and last_taken < last else self.norm(x), maps
 
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
+    def prune_intermediate_layers(self, indices: Any = 1, prune_norm=False, prune_head=True) -> list[int]:
         """Drop what is not needed for the given stages; returns their positions."""
-        take, last_taken = feature_take_indices(len(self.stages), cast(Any, indices))
+        take, last_taken = feature_take_indices(len(self.stages), indices)
         if prune_norm or last_taken < len(self.stages) - 1:  # it fits the last stage alone
             self.norm = nn.Identity()
         self.stages, self.feature_info = self.stages[: last_taken + 1], self.feature_info[: last_taken + 1]
         self.num_features = self.feature_info[-1]["num_chs"]
-        norms = enumerate(self.feature_norms)
-        self.feature_norms = nn.ModuleList(norm if i in take else nn.Identity() for i, norm in norms)
+        norms = (norm if i in take else nn.Identity() for i, norm in enumerate(self.feature_norms))
+        self.feature_norms = nn.ModuleList(norms)
         if prune_head:
             self.head = ClassifierHead(self.num_features, 0, pool_type="")
             self.num_classes, self.head_hidden_size = 0, self.num_features
@@ -268,8 +252,7 @@ class ConvNorm(nn.Module):
 
     def __init__(self, in_dim: int, dim: int, norm: nn.Module, *, bias: bool = True):
         super().__init__()
-        self.conv = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1, bias=bias)
-        self.norm = norm
+        self.conv, self.norm = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1, bias=bias), norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
@@ -326,11 +309,10 @@ def register(module: str, names: Iterable[str], create: Create) -> Callable[[str
 
 def cfg(**overrides: Any) -> dict[str, Any]:
     """timm's description of an ImageNet model of ours; weights are loaded from a file the user names."""
-    sizes = dict(num_classes=1000, input_size=(3, 224, 224), pool_size=(7, 7))
+    images = dict(input_size=(3, 224, 224), crop_pct=0.9, interpolation="bicubic")
     colours = dict(mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD)
-    layers = dict(first_conv="stem.conv1", classifier="head.fc")
-    prepared = dict(url="", crop_pct=0.9, interpolation="bicubic", license="apache-2.0")
-    return {**sizes, **colours, **layers, **prepared, **overrides}
+    layers = dict(num_classes=1000, pool_size=(7, 7), first_conv="stem.conv1", classifier="head.fc")
+    return {**images, **colours, **layers, "url": "", "license": "apache-2.0", **overrides}
 
 
 def make_stages(

@@ -11,7 +11,6 @@ from ..surgery.pooling import create_backbone
 from ._backbone import build, cfg, register
 
 ISOTROPIC = ("vit", "deit")  # blocks of one size all through
-BROADCAST_ARGUMENTS = ("kind", "branch", "position", "class_token")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
 
     def construct(**given: Any) -> nn.Module:
         how: dict[str, Any] = dict(kind=model.kind, branch=model.branch, position=model.position)
-        how |= {key: given.pop(key) for key in BROADCAST_ARGUMENTS if key in given}
+        how |= {key: given.pop(key) for key in ("kind", "branch", "position", "class_token") if key in given}
         return add_context_broadcast(create_backbone(model.base, **given), **how)
 
     maps = dict(out_indices=3 if model.family in ISOTROPIC else (0, 1, 2, 3), feature_cls="getter")
@@ -69,8 +68,8 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
 
 
 def _cfg(model: Model) -> dict[str, Any]:
-    classifier: Any = "head.fc" if model.family == "swin" else "head"
-    classifier = ("head", "head_dist") if "distilled" in model.base else classifier
+    plain = "head.fc" if model.family == "swin" else "head"
+    classifier: Any = ("head", "head_dist") if "distilled" in model.base else plain
     first = "patch_embeds.0.proj" if model.family == "twins" else "patch_embed.proj"
     return cfg(first_conv=first, classifier=classifier, pool_size=None if model.family in ISOTROPIC else (7, 7))
 

@@ -29,13 +29,12 @@ def edit(
     """A timm model with another pooling, with broadcast context, with both or as it is.
 
     Args:
-        backbone: timm's name.
+        backbone, create_kwargs: timm's name, and for `create_backbone`: any_size, and what timm.create_model takes.
         pool, pool_args: As for `swap_pool`.
         broadcast, broadcast_args: The kind and further arguments of `add_context_broadcast`.
         pool_first: Whether context is broadcast in what the pooling has made of the model, and not before.
         pooled: False leaves out the pooling, as `reset_classifier(..., global_pool="")` does.
         undescribed: Why the model that was saved cannot be made again; raised.
-        create_kwargs: For `create_backbone`: any_size, and what timm.create_model takes.
     """
     refuse_undescribed({"undescribed": undescribed})
     if not backbone:
@@ -69,8 +68,7 @@ def edited(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         own.update(model.pretrained_cfg)
         return model
 
-    described = bool(kwargs.get("pretrained_cfg"))  # by a run folder
-    if described:
+    if described := bool(kwargs.get("pretrained_cfg")):  # by a run folder
         check_stored(kwargs, "edited")
     model: Any = build(make, "edited", pretrained, {}, {"pretrained_filter_fn": lambda state, _: state, **kwargs})
     if not described:

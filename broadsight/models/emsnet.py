@@ -16,8 +16,7 @@ class EMSNet(StagedBackbone):
     """Four stages of multi-scale interaction; features at strides 4, 8, 16, 32. No layer but the classifier has a bias.
 
     Args:
-        dims, depths: Channels (multiples of 8) and blocks of each stage.
-        mlp_ratios: Hidden over outer channels of each stage's MLPs.
+        dims, depths, mlp_ratios: Channels (multiples of 8), blocks, and hidden over outer channels of each stage's MLP.
         mixer, ratios, whiten: The variant of the token mixer; see MultiScaleInteraction.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
@@ -59,10 +58,8 @@ class EMSBlock(nn.Module):
 
     def __init__(self, mixer: nn.Module, dim: int, hidden: int, drop_path: float = 0.0):
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(dim)
-        self.mixer: nn.Module = mixer
-        self.norm2 = nn.BatchNorm2d(dim)
-        self.mlp = ChannelMlp(dim, hidden, bias=False)
+        self.norm1, self.mixer = nn.BatchNorm2d(dim), mixer
+        self.norm2, self.mlp = nn.BatchNorm2d(dim), ChannelMlp(dim, hidden, bias=False)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,17 +80,14 @@ default_cfgs = generate_default_cfgs(dict.fromkeys(("emsnet_xxtiny", "emsnet_xti
 
 @register_model
 def emsnet_xxtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
-    arch = dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2), mlp_ratios=(8, 8, 4, 4))
-    return build(EMSNet, "emsnet_xxtiny", pretrained, arch, kwargs)
+    return build(EMSNet, "emsnet_xxtiny", pretrained, dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2)), kwargs)
 
 
 @register_model
 def emsnet_xtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
-    arch = dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
-    return build(EMSNet, "emsnet_xtiny", pretrained, arch, kwargs)
+    return build(EMSNet, "emsnet_xtiny", pretrained, dict(dims=(32, 64, 96, 128), depths=(3, 3, 10, 2)), kwargs)
 
 
 @register_model
 def emsnet_tiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
-    arch = dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2), mlp_ratios=(8, 8, 4, 4))
-    return build(EMSNet, "emsnet_tiny", pretrained, arch, kwargs)
+    return build(EMSNet, "emsnet_tiny", pretrained, dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2)), kwargs)

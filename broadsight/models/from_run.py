@@ -1,7 +1,6 @@
 """What a folder says of its model, looked at before anything is made of it: a stranger may have written it.
 
-A folder names its model by a registered name and gives it arguments, all plain values. Nothing that it says makes timm
-ask the hub or read a file: sources of weights are no arguments here, and weights come from the folder's own file.
+A folder gives a registered name and plain arguments. Nothing that it says makes timm ask the hub or read a file.
 """
 
 import inspect
@@ -44,15 +43,13 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "lanczos3", "box"
 def read_config(folder: str | Path, end: str = "give another run") -> dict[str, Any]:
     """config.json of a folder; a ValueError that ends in `end` if it is too large, damaged or says things twice."""
     file = inside(folder, CONFIG)
-    size = file.stat().st_size
-    if size > LARGEST:
+    if (size := file.stat().st_size) > LARGEST:
         raise ValueError(f"{file} has {size:,} bytes; expected a description of a run, {LARGEST:,} at most")
     try:
         found = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except RecursionError:
-        raise ValueError(f"{file} is damaged (nested too deeply); {end}") from None
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({first_line(error)}); {end}") from None
+    except (RecursionError, ValueError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+        raise ValueError(f"{file} is damaged ({why}); {end}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{file} describes no model; give the folder that train wrote")
     return found
@@ -68,10 +65,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def stored_model(config: Mapping[str, Any], origin: str | Path, numbers: int | None = None) -> nn.Module:
-    """The model that a folder describes, without its weights; a ValueError if it is not the description of a run.
-
-    A model of many more numbers than its weights have is refused before it takes memory.
-    """
+    """The model that a folder describes, without its weights; a ValueError if it is none, or far beyond its numbers."""
     where = f"{Path(origin) / CONFIG}"
     name, arguments = model_name(config.get("architecture"), where), config.get("model_args") or {}
     check_arguments(name, arguments, where)
@@ -166,8 +160,7 @@ def _known_to_its_class(name: str) -> frozenset[str]:
             model = timm.create_model(name.split(".")[0])
     except Exception:
         return frozenset()
-    below = getattr(model, "backbone", None)
-    own = [type(model), *([type(below)] if isinstance(below, nn.Module) else [])]
+    own = [type(part) for part in (model, getattr(model, "backbone", None)) if isinstance(part, nn.Module)]
     return frozenset(_parameters(own) - _refused())
 
 
@@ -200,8 +193,7 @@ def described_as(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def label_names(config: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     """Names of the classes, if the folder has some; raises ValueError if they are no names."""
-    labels = config.get("label_names")
-    if labels is None:
+    if (labels := config.get("label_names")) is None:
         return None
     wrong = not isinstance(labels, list) or len(labels) > MOST_CLASSES
     if wrong or not all(isinstance(name, str | int | float) and len(str(name)) <= LONGEST_LABEL for name in labels):
@@ -235,9 +227,7 @@ def _sizes(value: Any, key: str, where: str) -> tuple[int, ...]:
     return tuple(_count(one, key, where, most, least=1) for one, most in zip(values, limits, strict=False))
 
 
-def _numbers(
-    values: Any, key: str, where: str, expected: str = "finite numbers", least: float = -math.inf
-) -> tuple[float, ...]:
+def _numbers(values: Any, key: str, where: str, expected="finite numbers", least=-math.inf) -> tuple[float, ...]:
     fine = isinstance(values, list | tuple) and 0 < len(values) <= MOST_CHANNELS
     if not fine or not all(_is_number(one) and math.isfinite(one) and least <= one for one in values):
         raise _wrong(where, key, values, expected)

@@ -24,7 +24,7 @@ POOL_ARGUMENTS = ("groups", "tokens", "dim", "heads", "mlp_dim", "level", "light
 def _release_resnet(in_chans: int, **kwargs: Any) -> nn.Module:
     """The backbone of the released ResNet50: a narrower last stage, three 3x3 convolutions first, SE, GELU inside."""
     gate = partial(SEModule, rd_ratio=1 / 16, norm_layer=nn.BatchNorm2d, act_layer=GELU)
-    model = _resnet((3, 4, 6, 3), (64, 128, 256, 256), GELU, in_chans, block_args=dict(attn_layer=gate), **kwargs)
+    model = _resnet((3, 4, 6, 3), (64, 128, 256, 256), in_chans, GELU, block_args=dict(attn_layer=gate), **kwargs)
     for module in model.modules():
         if isinstance(module, Bottleneck):
             module.act3 = nn.ReLU(inplace=True)
@@ -33,23 +33,18 @@ def _release_resnet(in_chans: int, **kwargs: Any) -> nn.Module:
     return model
 
 
-def _resnet(layers: Sequence[int], widths: Sequence[int], act: type, in_chans: int, **kwargs: Any) -> nn.Module:
+def _resnet(layers: Sequence[int], widths: Sequence[int], in_chans: int, act=nn.ReLU, **kwargs: Any) -> nn.Module:
     """ResNet with three 3x3 convolutions first."""
     block: Any = Bottleneck  # timm's annotation asks for an instance
     stem: dict[str, Any] = dict(stem_type="deep", stem_width=widths[0] // 2, in_chans=in_chans)
     model = ResNet(block, tuple(layers), channels=tuple(widths), act_layer=act, **stem, **kwargs)
     first = nn.Conv2d(in_chans, 64, 3, stride=2, padding=1, bias=False)
-    second = nn.Conv2d(64, 64, 3, padding=1, bias=False)
-    third = nn.Conv2d(64, widths[0], 3, padding=1, bias=False)  # its norm and activation are the model's bn1 and act1
+    # The norm and the activation of the third are the model's bn1 and act1.
+    second, third = (nn.Conv2d(64, width, 3, padding=1, bias=False) for width in (64, widths[0]))
     for convolution in (first, second, third):
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     model.conv1 = nn.Sequential(first, nn.BatchNorm2d(64), act(), second, nn.BatchNorm2d(64), act(), third)
     return model
-
-
-def _resnet_d(layers: Sequence[int], widths: Sequence[int]) -> Callable[..., nn.Module]:
-    """The same with averaging in the shortcuts: ResNet-D."""
-    return partial(_resnet, layers, widths, nn.ReLU, avg_down=True)
 
 
 def _pit_without_class_token(in_chans: int, **kwargs: Any) -> nn.Module:
@@ -78,32 +73,20 @@ def _timm(name: str, **fixed: Any) -> Callable[..., nn.Module]:
     return lambda in_chans, **kwargs: create_backbone(name, in_chans=in_chans, **fixed, **kwargs)
 
 
-def _maxvit(size: str) -> Callable[..., nn.Module]:
-    """MaxViT whose GELU is computed as the release does."""
-    return _timm(f"maxvit_{size}_tf_224", conv_act_layer="gelu", transformer_act_layer="gelu")
-
-
 @dataclass(frozen=True)
 class Published:
-    """A registered model: a backbone, made from in_chans and what timm is given, under a pool.
-
-    Args:
-        maps: Positions of the feature maps that features_only gives, or how many of them.
-        settings, options: Arguments of `swap_pool`, and further ones of the pool's class.
-        weights: Name of the released file, if there is one.
-        fixed, grid: Whether the image size is fixed; side of the last map.
-    """
+    """A registered model: a backbone, made from in_chans and what timm is given, under a pool."""
 
     backbone: Callable[..., nn.Module]
     first_conv: str
-    maps: int | tuple[int, ...]
+    maps: int | tuple[int, ...]  # positions of the feature maps that features_only gives, or how many of them
     pool: str = "map"
-    settings: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    weights: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)  # arguments of `swap_pool`
+    options: dict[str, Any] = field(default_factory=dict)  # and further ones of the pool's class
+    weights: str = ""  # name of the released file, if there is one
     crop: float = 0.95
-    fixed: bool = False
-    grid: int = 14
+    fixed: bool = False  # whether the image size is
+    grid: int = 14  # side of the last map
 
     def cfg(self) -> dict[str, Any]:
         """timm's description."""
@@ -119,12 +102,7 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
     model = MODELS[name]
 
     def construct(
-        num_classes: int = 1000,
-        in_chans: int = 3,
-        global_pool: str | None = None,
-        drop_rate: float = 0.0,
-        pool_options: dict[str, Any] | None = None,
-        **given: Any,
+        num_classes=1000, in_chans=3, global_pool: str | None = None, drop_rate=0.0, pool_options: Any = None, **given
     ) -> PooledModel:
         settings = {**model.settings, **{key: given.pop(key) for key in POOL_ARGUMENTS if key in given}}
         options = {**model.options, **(pool_options or {}), **({"fc_drop": drop_rate} if drop_rate else {})}
@@ -133,8 +111,8 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
         pooled.pooled = global_pool != ""
         return pooled
 
-    defaults = {"feature_cfg": dict(out_indices=model.maps, feature_cls="getter")}
-    defaults["pretrained_filter_fn"] = partial(_adapt, name)
+    maps = dict(out_indices=model.maps, feature_cls="getter")
+    defaults = dict(feature_cfg=maps, pretrained_filter_fn=partial(_adapt, name))
     # The published files hold the authors' command line beside the weights; timm would refuse to read that.
     with torch.serialization.safe_globals(PLAIN_TYPES):
         return build(construct, name, pretrained, {}, {**defaults, **kwargs})
@@ -142,13 +120,11 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
 
 def _adapt(name: str, state: dict[str, Any], model: PooledModel) -> dict[str, Tensor]:
     """A checkpoint of ours as it is; a released one by our names."""
-    state = weights_in(state)
-    own = model.state_dict()
+    state, own = weights_in(state), model.state_dict()
     if any(key in own for key in state):
         return state
     # Translated for the model as published: other classes or image channels are timm's to deal with, afterwards.
-    published = timm.create_model(name, device="meta")
-    return model_from_release(name, published, state)
+    return model_from_release(name, timm.create_model(name, device="meta"), state)
 
 
 _FIVE, _FOUR, _THREE = (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2)
@@ -157,8 +133,10 @@ _PAIRS: dict[str, Any] = dict(settings=dict(tokens=2, **_GROUPS), options=dict(g
 _TRIPLES: dict[str, Any] = dict(settings=dict(tokens=3, **_GROUPS), options=dict(gram_groups=16))
 _NARROW = dict(groups=1, dim=192, attn_dim=192, heads=6, mlp_dim=192, level=-1)
 _LINEAR = dict(mean_token=False, mlp_groups=1, classifier="linear", head_mixing=True)
+_resnet_d = partial(_resnet, avg_down=True)  # averaging in the shortcuts
 _RESNET_D: dict[str, Any] = dict(first_conv="conv1.0", maps=_FIVE, settings=_GROUPS)
 _CONVNEXT: dict[str, Any] = dict(first_conv="stem.0", maps=_FOUR, crop=0.875)
+_GELU = dict(conv_act_layer="gelu", transformer_act_layer="gelu")  # computed as the release does
 _MAXVIT: dict[str, Any] = dict(first_conv="stem.conv1", maps=_FIVE, fixed=True)
 _PIT: dict[str, Any] = dict(first_conv="patch_embed.conv", maps=_THREE, fixed=True)
 _MOBILENET: dict[str, Any] = dict(first_conv="conv_stem", maps=_FIVE, settings=_NARROW, options=_LINEAR, grid=7)
@@ -169,13 +147,15 @@ _DEIT_SMALL = _timm("deit_small_patch16_224", class_token=False, global_pool="av
 # embedding with positions.
 MODELS: dict[str, Published] = {
     "map_resnet50": Published(_release_resnet, **_RESNET_D, options=dict(head_mixing=True), weights="map_resnet50"),
-    "map_resnet50d": Published(_resnet_d((3, 4, 6, 3), (64, 128, 256, 512)), **_RESNET_D),
-    "map_resnet75d": Published(_resnet_d((4, 5, 13, 3), (64, 128, 320, 640)), **_RESNET_D),
-    "map_resnet101d": Published(_resnet_d((4, 5, 21, 3), (84, 168, 336, 672)), **_RESNET_D),
+    "map_resnet50d": Published(partial(_resnet_d, (3, 4, 6, 3), (64, 128, 256, 512)), **_RESNET_D),
+    "map_resnet75d": Published(partial(_resnet_d, (4, 5, 13, 3), (64, 128, 320, 640)), **_RESNET_D),
+    "map_resnet101d": Published(partial(_resnet_d, (4, 5, 21, 3), (84, 168, 336, 672)), **_RESNET_D),
     "map_convnext_tiny": Published(_timm("convnext_tiny"), **_CONVNEXT, **_PAIRS, weights="map_convnext_tiny"),
     "map_convnext_small": Published(_timm("convnext_small"), **_CONVNEXT, **_TRIPLES, weights="map_convnext_small"),
-    "map_maxvit_tiny": Published(_maxvit("tiny"), **_MAXVIT, **_PAIRS, weights="map_maxvit_tiny_tf_224"),
-    "map_maxvit_small": Published(_maxvit("small"), **_MAXVIT, **_TRIPLES),
+    "map_maxvit_tiny": Published(
+        _timm("maxvit_tiny_tf_224", **_GELU), **_MAXVIT, **_PAIRS, weights="map_maxvit_tiny_tf_224"
+    ),
+    "map_maxvit_small": Published(_timm("maxvit_small_tf_224", **_GELU), **_MAXVIT, **_TRIPLES),
     "map_pit_s": Published(_pit_without_class_token, **_PIT, settings=dict(stem="pos_drop"), weights="map_pit_s"),
     "map_deit_small": Published(_DEIT_SMALL, "patch_embed.proj", 3),
     "map_resmlp_24": Published(_timm("resmlp_24_224"), "stem.proj", 3, fixed=True),

@@ -23,9 +23,8 @@ class MAT(StagedBackbone):
         mixer: "mat", "window" attention without abstract tokens, or "none" anywhere.
         embed: Down-sampling between stages: "bilinear" samples, a 3x3 "conv", or "merge" of 2x2 patches.
         mlp_conv: A depth-wise convolution in every MLP; by default wherever there is a mixer at all.
-        token_is_key, token_projected: See AbstractTokenAttention.
+        token_is_key, token_projected, window: See AbstractTokenAttention.
         mlp_ratio: Hidden over outer channels of the MLPs.
-        window: Side of an attention window.
         hidden: Width of the classifier's hidden layer.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
@@ -143,29 +142,24 @@ default_cfgs = generate_default_cfgs(dict.fromkeys(("mat_1", "mat_2", "mat_3", "
 
 @register_model
 def mat_1(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24))
-    return build(MAT, "mat_1", pretrained, arch, kwargs)
+    return build(MAT, "mat_1", pretrained, dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24)), kwargs)
 
 
 @register_model
 def mat_2(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16))
-    return build(MAT, "mat_2", pretrained, arch, kwargs)
+    return build(MAT, "mat_2", pretrained, dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16)), kwargs)
 
 
 @register_model
 def mat_3(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16))
-    return build(MAT, "mat_3", pretrained, arch, kwargs)
+    return build(MAT, "mat_3", pretrained, dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16)), kwargs)
 
 
 @register_model
 def mat_4(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24))
-    return build(MAT, "mat_4", pretrained, arch, kwargs)
+    return build(MAT, "mat_4", pretrained, dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24)), kwargs)
 
 
 @register_model
 def mat_5(pretrained: bool = False, **kwargs: Any) -> MAT:
-    arch = dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32))
-    return build(MAT, "mat_5", pretrained, arch, kwargs)
+    return build(MAT, "mat_5", pretrained, dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32)), kwargs)

@@ -27,19 +27,12 @@ class PartialFormer(StagedBackbone):
         foreground: Foreground tokens of each stage: a count at 224 pixels, which grows with the map, or a fraction of
             the tokens, as a float below 1 or a Fraction.
         foreground_fixed: The counts do not grow with the map.
-        foreground_limit: No more foreground tokens than this in any stage.
-        background_required: False allows all tokens of a map to be foreground.
-        background_identity: See PartialAttention.
-        project_all: Output projection on background tokens too.
-        head_expansion: How many times more heads there are around the soft-max.
-        channel_hidden: Hidden width of the background's MLP, one number or one a stage; by default a 32nd of the
-            channels, at least 4.
+        foreground_limit, background_required, background_identity, project_all, head_expansion: See PartialAttention.
+        channel_hidden: Width inside the background's MLP, or one a stage; by default 1/32 of the channels, at least 4.
         peg_kernel: Side of the position convolution.
-        mlp_ratio: Hidden over outer channels of the MLPs.
-        mlp_conv: A 3x3 depth-wise convolution in the MLPs.
+        mlp_ratio, mlp_conv: Hidden over outer channels of the MLPs, and whether they have a 3x3 depth-wise convolution.
         stem: "conv3", "conv2" (3x3 convolutions) or "patch7" (one 7x7 convolution of stride 4).
-        pool_first: Pool before the classifier's hidden layer.
-        hidden: Width of that layer.
+        pool_first, hidden: Whether to pool before the classifier's hidden layer, and its width.
         feature_norms: A LayerNorm for each stage's output, for dense prediction; on by default with features_only.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
@@ -157,11 +150,7 @@ def _share(foreground: int | float | Fraction, grid: int) -> tuple[int, int]:
     return share.numerator, share.denominator
 
 
-default_cfgs = generate_default_cfgs(
-    dict.fromkeys(
-        ("partialformer_b0", "partialformer_b1", "partialformer_b2", "partialformer_b3", "partialformer_b4"), cfg()
-    )
-)
+default_cfgs = generate_default_cfgs({f"partialformer_b{i}": cfg() for i in range(5)})
 
 
 @register_model

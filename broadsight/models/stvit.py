@@ -21,10 +21,9 @@ class STViT(StagedBackbone):
     Args:
         dims, depths, heads: Channels, blocks and attention heads of each stage.
         cells: Side, or (height, width), of a super token's cell in each stage; 1 is plain attention.
-        iterations: Refinements of the association in each stage.
+        iterations, qkv_bias: Refinements of the association in each stage; see SuperTokenAttention.
         mlp_ratio: Hidden over outer channels of the channel MLPs.
         projection: Width of the hidden layer before the pool; 0 leaves it out.
-        qkv_bias: Bias of the query, key and value projections.
         layer_scale: Initial layer scale of each stage, or None for none.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         stem: "conv", four 3x3 convolutions; "patch", one 4x4 convolution and a LayerNorm.
@@ -84,11 +83,8 @@ class STViT(StagedBackbone):
     @staticmethod
     def released_name(key: str) -> str:
         """The key of the authors' checkpoint that holds one of our tensors."""
-        for pattern, replacement in _RELEASED_NAMES:
-            renamed, count = re.subn(pattern, replacement, key)
-            if count:
-                return renamed
-        return key
+        renamed = (re.subn(pattern, replacement, key) for pattern, replacement in _RELEASED_NAMES)
+        return next((name for name, count in renamed if count), key)
 
 
 # Ours -> released. The release numbers the stem's layers conv, GELU, norm and puts down-sampling at the end of a stage.
@@ -119,14 +115,12 @@ class Block(nn.Module):
         dim: int,
         layer_scale: float | None,
         drop_path: float,
-        cpe: bool,
+        cpe=True,
     ):
         super().__init__()
         self.cpe = DepthwiseConv(dim, residual=True) if cpe else nn.Identity()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = attn
-        self.norm2 = nn.BatchNorm2d(dim)
-        self.mlp = mlp
+        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), attn
+        self.norm2, self.mlp = nn.BatchNorm2d(dim), mlp
         self.apart = layer_scale is not None
         self.ls1, self.ls2 = (LayerScale(dim, layer_scale or 0) if self.apart else nn.Identity() for _ in range(2))
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
@@ -155,10 +149,8 @@ class Block(nn.Module):
 
 
 def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
-    """Four 3x3 convolutions, each followed by GELU and then BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4).
-
-    A norm after the activation cannot be folded into its convolution, nor into the next one, which pads after it.
-    """
+    """Four 3x3 convolutions, each followed by GELU and then BatchNorm. (B, 3, H, W) -> (B, C, H/4, W/4)."""
+    # A norm after the activation cannot be folded into its convolution, nor into the next one, which pads after it.
     layers, widths = OrderedDict(), (in_chans, dim // 2, dim // 2, dim, dim)
     for i in range(4):
         layers[f"conv{i + 1}"] = nn.Conv2d(widths[i], widths[i + 1], 3, stride=2 - i % 2, padding=1)

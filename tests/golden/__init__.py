@@ -22,8 +22,7 @@ GAIN = {"map": 1.5, "stvit": 0.6}
 def read(name: str) -> tuple[dict[str, Tensor], dict]:
     """Tensors and config of a file; skips the test where the file is too large to be in the repository."""
     path = HERE / f"{name}.safetensors"
-    if not path.exists():
-        path = ORIGINALS / "golden" / path.name
+    path = path if path.exists() else ORIGINALS / "golden" / path.name
     if not path.exists():
         pytest.skip(f"{path.name} is too large for tests/golden, and the originals are not beside the repository")
     with safe_open(path, "pt") as file:
@@ -38,10 +37,8 @@ def key_lists() -> dict[str, dict]:
 
 def checkpoint(model: str) -> dict[str, Tensor]:
     """All that the authors store of a model, with weights made from the names."""
-    return {
-        name: _tensor(name, entry["shape"] if isinstance(entry, dict) else entry, GAIN[model.partition("_")[0]])
-        for name, entry in key_lists()[model].items()
-    }
+    gain, entries = GAIN[model.partition("_")[0]], key_lists()[model].items()
+    return {name: _tensor(name, entry["shape"] if isinstance(entry, dict) else entry, gain) for name, entry in entries}
 
 
 def _tensor(name: str, shape: list[int], gain: float) -> Tensor:
@@ -68,12 +65,8 @@ def _tensor(name: str, shape: list[int], gain: float) -> Tensor:
         z = 1 + 0.1 * z
     else:
         z = 0.1 * z
-    if name.endswith("conv3.1.weight"):
-        z = z * 0.25
-    if "bp_reduction.1.running_var" in name:
-        z = z * 0.002
-    if "bp_reduction.1.running_mean" in name:
-        z = z * 0.02
+    scales = {"conv3.1.weight": 0.25, "bp_reduction.1.running_var": 0.002, "bp_reduction.1.running_mean": 0.02}
+    z = z * next((scale for part, scale in scales.items() if name.endswith(part)), 1)
     return torch.from_numpy(np.float32(z))
 
 

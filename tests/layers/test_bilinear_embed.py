@@ -28,16 +28,14 @@ def test_forward__training_uses_the_statistics_of_the_batch():
         torch.testing.assert_close(ours.get_buffer(name), buffer, rtol=1e-12, atol=1e-12)
 
 
-def test_sample__by_hand():
+def test_sample__by_hand_and_with_sub_pixel_positions_in_half_precision():
     """One row of pixels 0, 10, 20, 30: centres lie at 0.5 and 2.5, offsets are pixels, beyond the border it is flat."""
     layer, x = BilinearPatchEmbed(1, 1), torch.tensor([0.0, 10.0, 20.0, 30.0]).view(1, 1, 1, 4)
     for offsets, expected in [([0.0, 0.0, 0.25, 3.0], [5.0, 27.5]), ([-9.0, 0.0, 9.0, 0.0], [0.0, 30.0])]:
         sampled = layer.sample(x, torch.tensor(offsets).view(1, 1, 2, 2))  # (dx, dy)
         assert sampled.flatten().tolist() == pytest.approx(expected)
-
-
-def test_sample__half_precision_keeps_sub_pixel_positions():
-    """A bfloat16 position near pixel 500 would be off by a pixel or more; the values of the map itself are exact."""
+    # A bfloat16 position near pixel 500 would be off by a pixel or more; the values of the map itself are
+    # exact.
     layer = BilinearPatchEmbed(1, 1)
     ramp = (torch.arange(1000.0) % 16).view(1, 1, 1, 1000)
     offsets = torch.zeros(1, 1, 500, 2)

@@ -18,20 +18,15 @@ from tests.compare import assert_close, randomize
 NAMES = timm.list_models(module=list(FAMILIES))
 SMALL = dict(groups=2, tokens=1, dim=24)
 # One block of each model or stage, for images of few pixels; the others are small as they are.
+SWIN = dict(depths=(1, 1, 1, 1), img_size=64, window_size=2)
 SHALLOW = {
-    "map_deit": dict(depth=4),
-    "cap_deit": dict(depth=1),
-    "vit": dict(depth=1),
-    "deit": dict(depth=1),
-    "map_pit": dict(depth=(1, 1, 1), img_size=64),
-    "cap_pit": dict(depth=(1, 1, 1), img_size=64),
-    "map_resmlp": dict(img_size=64),
-    "cap_resmlp": dict(img_size=64),
-    "map_maxvit": dict(depths=(1, 1, 1, 1), img_size=64),
-    "swin": dict(depths=(1, 1, 1, 1), img_size=64, window_size=2),
-    "map_resnet": {},
-    "cap_resnet": {},
-    "map_mobilenet": {},
+    ("map_deit",): dict(depth=4),
+    ("cap_deit", "vit", "deit"): dict(depth=1),
+    ("map_pit", "cap_pit"): dict(depth=(1, 1, 1), img_size=64),
+    ("map_resmlp", "cap_resmlp"): dict(img_size=64),
+    ("map_maxvit",): dict(depths=(1, 1, 1, 1), img_size=64),
+    ("swin",): SWIN,
+    ("map_resnet", "cap_resnet", "map_mobilenet"): {},
 }
 # Of each kind one that is quickly built and run; the others have the same modules, and take part in `make test-slow`.
 SOON = ("stvit_small", "emsnet_xxtiny", "mat_1", "partialformer_b0", "map_deit_small", "map_mobilenetv1", "map_pit_s")
@@ -42,16 +37,12 @@ LATER = [name for name in NAMES if name not in SOON]
 
 def small(name: str, **options) -> nn.Module:
     """A registered model with few blocks and classes."""
-    known = next((v for k, v in SHALLOW.items() if name.startswith(k)), dict(depths=(1, 1, 1, 1)))
+    known = next((v for names, v in SHALLOW.items() if name.startswith(names)), dict(depths=(1, 1, 1, 1)))
     return timm.create_model(name, num_classes=3, **known, **options)
 
 
 def spoil(model: nn.Module, kept: bool = True) -> None:
-    """What memory may hold that nobody has written: here nothing that could be right.
-
-    Args:
-        kept: Also what state dicts hold.
-    """
+    """What memory may hold that nobody has written, here nothing right; `kept`: also what state dicts hold."""
     stored = set(model.state_dict())
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -92,7 +83,7 @@ def test_registered__all_say_how_to_restore_their_buffers():
             assert not wanting or hasattr(module, "init_non_persistent_buffers"), f"{name}: {place}"
 
 
-SWIN, NECK = SHALLOW["swin"], dict(dim=24, groups=1, tokens=4, gram=True)
+NECK = dict(dim=24, groups=1, tokens=4, gram=True)
 EDITED = {
     "pool": lambda: swap_pool("test_resnet", "map", num_classes=3, **SMALL),
     "broadcast": lambda: add_context_broadcast(timm.create_model("swin_tiny_patch4_window7_224", **SWIN), "cb"),
@@ -108,7 +99,7 @@ def test_edited__come_back_from_empty_memory(make):
     check(make, torch.randn(1, 3, 64, 64))
 
 
-def test_dense__class_weights_and_anchors_come_back():
+def test_parts__class_weights_anchors_and_scales_come_back():
     with torch.device("meta"):
         model = build("semantic_fpn", "test_resnet", 3, class_weights=(1.0, 2.0, 3.0))
         detector = build("retinanet", "test_resnet", 3)
@@ -118,9 +109,6 @@ def test_dense__class_weights_and_anchors_come_back():
     assert model.class_weights.tolist() == [1.0, 2.0, 3.0]
     # torchvision keeps anchors in plain attributes; it makes them on the CPU whatever the default device is.
     assert not any(anchors.is_meta for anchors in detector.anchor_generator.cell_anchors)
-
-
-def test_distillation__scale_and_shift_come_back():
     images = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     loss = MultiTokenDistillationLoss("ce", timm.create_model("test_resnet"), normalization=images)
     expected = [buffer.clone() for buffer in (loss.scale, loss.shift)]

@@ -74,13 +74,25 @@ def test_backward__frozen_parameters(depthwise, frozen):
     assert_equal_to(plain, mlp, torch.randn(2, 3, 5, 6, dtype=torch.float64), tolerance=1e-12)
 
 
-def test_backward__input_without_gradient():
+def test_backward__input_without_gradient_and_gradients_of_single_images():
     mlp = ChannelMlp(6, 10, depthwise="after").double()
     x, residual = torch.randn(2, 2, 3, 5, 6, dtype=torch.float64)
     results = [function(x, residual).square().sum() for function in (mlp, partial(plain, mlp))]
     got, expected = (torch.autograd.grad(result, list(mlp.parameters())) for result in results)
     for gradient, other in zip(got, expected, strict=True):
         assert_close(gradient, other, "gradient", 1e-12)
+    mlp = ChannelMlp(6, 10, depthwise="after").double()
+    parameters = {name: p.detach() for name, p in mlp.named_parameters()}
+    x = torch.randn(3, 4, 5, 6, dtype=torch.float64)
+
+    def loss(parameters, image):
+        return torch.func.functional_call(mlp, parameters, (image[None],)).square().sum()
+
+    singles = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for i, image in enumerate(x):
+        expected = torch.autograd.grad(plain(mlp, image[None]).square().sum(), list(mlp.parameters()))
+        for (name, gradient), other in zip(singles.items(), expected, strict=True):
+            assert_close(gradient[i], other, name, 1e-12)
 
 
 @pytest.mark.parametrize("part", ["fc1", "act", "dw", "fc2"])
@@ -106,11 +118,8 @@ def test_hooks__of_every_kind_are_called(kind):
 
 def test_hooks__for_all_modules_see_the_sub_modules():
     mlp, seen = ChannelMlp(6, 10), []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
-    try:
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))):
         mlp(torch.randn(2, 3, 5, 6))
-    finally:
-        handle.remove()
     assert seen == [nn.Linear, nn.GELU, nn.Linear, ChannelMlp]
 
 
@@ -130,8 +139,8 @@ def with_a_forward_of_its_own(layer: nn.Module) -> nn.Module:
 
 
 def parametrized(layer: nn.Module) -> nn.Module:
-    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled(nn.Identity()))
-    nn.utils.parametrize.register_parametrization(layer, "bias", Doubled(nn.Identity()))
+    for name in ("weight", "bias"):
+        nn.utils.parametrize.register_parametrization(layer, name, Doubled(nn.Identity()))
     return layer
 
 
@@ -146,25 +155,9 @@ def test_replaced_sub_module__is_called(replace, name):
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.GELU("tanh"), nn.Identity()])
 def test_replaced_sub_module__is_called__activation(act):
-    mlp = ChannelMlp(6, 10).double()
+    mlp, x = ChannelMlp(6, 10).double(), torch.randn(2, 3, 5, 6, dtype=torch.float64)
     mlp.act = act
-    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     torch.testing.assert_close(mlp(x), mlp.fc2(act(mlp.fc1(x))), rtol=0, atol=1e-12)
-
-
-def test_functional_transforms__gradients_of_single_images():
-    mlp = ChannelMlp(6, 10, depthwise="after").double()
-    parameters = {name: p.detach() for name, p in mlp.named_parameters()}
-    x = torch.randn(3, 4, 5, 6, dtype=torch.float64)
-
-    def loss(parameters, image):
-        return torch.func.functional_call(mlp, parameters, (image[None],)).square().sum()
-
-    singles = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-    for i, image in enumerate(x):
-        expected = torch.autograd.grad(plain(mlp, image[None]).square().sum(), list(mlp.parameters()))
-        for (name, gradient), other in zip(singles.items(), expected, strict=True):
-            assert_close(gradient[i], other, name, 1e-12)
 
 
 @pytest.mark.parametrize("depthwise", DEPTHWISE)

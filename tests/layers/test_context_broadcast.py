@@ -54,22 +54,14 @@ def assert_equations(module: ContextBroadcast, x: Tensor, layout: str = "tokens"
     assert_close(as_tokens(module(x), layout), expected, tolerance=1e-13)
 
 
-# ---- values and gradients
-
-
 def test_values__by_hand():
     """Tokens 1 and 3 of one channel: mean 2."""
     x = torch.tensor([[[1.0], [3.0]]])
-
-    def values(kind: str, *scale: Tensor, **options) -> list[float]:
-        return context_broadcast(x, kind, *scale, **options).flatten().tolist()
-
-    assert values("cb") == [1.5, 2.5]
-    assert values("scaled", torch.tensor([10.0])) == [21.0, 23.0]
-    assert values("gate") == [3.0, 9.0]
-    assert values("gate", class_token=True) == [2.0, 6.0]
-    assert values("hybrid") == [3.5, 8.5]
-    assert values("hybrid", class_token=True) == [2.5, 5.5]
+    calls = [("cb", {}, [1.5, 2.5]), ("scaled", dict(scale=torch.tensor([10.0])), [21.0, 23.0])]
+    calls += [("gate", {}, [3.0, 9.0]), ("gate", dict(class_token=True), [2.0, 6.0])]
+    calls += [("hybrid", {}, [3.5, 8.5]), ("hybrid", dict(class_token=True), [2.5, 5.5])]
+    for kind, options, expected in calls:
+        assert context_broadcast(x, kind, **options).flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["cb", "gate", "hybrid"])
@@ -216,9 +208,6 @@ def test_precision__what_is_or_becomes_half_stays_half(kind, inplace):
     assert_close(narrow.double(), reference(x.bfloat16().double(), kind, scale), tolerance=0.02)
 
 
-# ---- the scaled kind
-
-
 @each_layout
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("inplace", [False, True])
@@ -232,16 +221,15 @@ def test_scaled__starts_as_the_identity(layout, dtype, inplace):
     assert got.dtype == dtype and torch.equal(got, x)
 
 
-def test_scaled__zero_learns_and_is_all_that_is_stored():
+def test_scaled__zero_learns_and_is_all_that_is_stored_or_named():
     module = ContextBroadcast("scaled", DIM)
     x = torch.randn(4, 9, DIM)
     module(x).sum().backward()
     assert_close(module.scale.grad, 9 * x.mean(1).sum(0), tolerance=1e-5)
     stored = {kind: list(ContextBroadcast(kind, DIM).state_dict()) for kind in KINDS}
     assert stored == {"cb": [], "scaled": ["scale"], "gate": [], "hybrid": []}
-
-
-# ---- in place
+    names = [repr(one) for one in (ContextBroadcast(), ContextBroadcast("scaled", 8))]
+    assert names == ["ContextBroadcast('cb')", "ContextBroadcast('scaled', dim=8)"]
 
 
 @each_kind
@@ -269,8 +257,6 @@ def test_inplace__overwrites_unless_autograd_needs_the_input(kind):
             assert module(x).data_ptr() == x.data_ptr() and torch.equal(x, y)
 
 
-# ---- invariances
-
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 5))
 
 
@@ -291,9 +277,6 @@ def test_invariance__permuted_tokens_images_alone_and_the_mean_token(shape, kind
     if kind == "cb":
         assert_close(y.mean(1), x.mean(1), tolerance=1e-12)
         assert_close(y - y.mean(1, keepdim=True), (x - x.mean(1, keepdim=True)) / 2, tolerance=1e-12)
-
-
-# ---- tools
 
 
 @each_kind
@@ -326,14 +309,6 @@ def test_fx__is_a_leaf_of_a_traced_model():
     graph = fx.GraphModule(model, Leaves().trace(model))
     x = torch.randn(2, 5, DIM)
     assert ContextBroadcast in get_notrace_modules() and torch.equal(graph(x), model(x))
-
-
-def test_repr__names_kind_and_channels():
-    assert repr(ContextBroadcast()) == "ContextBroadcast('cb')"
-    assert repr(ContextBroadcast("scaled", 8)) == "ContextBroadcast('scaled', dim=8)"
-
-
-# ---- refused
 
 
 @pytest.mark.parametrize(

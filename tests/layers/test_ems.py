@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from broadsight.layers import MultiScaleInteraction
 from broadsight.layers.ems import VARIANTS
-from broadsight.layers.patches import ChannelConv, average_pool
-from tests.compare import assert_close, assert_same_function, randomize
+from tests.compare import assert_same_function, randomize
 from tests.reference import emsnet as reference
 from tests.refusals import refused
 
@@ -15,33 +14,6 @@ from tests.refusals import refused
 def on_channels_first(module: nn.Module, x: Tensor) -> Tensor:
     """Runs a channels-first module on (B, H, W, C)."""
     return module(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-
-@pytest.mark.parametrize("height, stride, kernel", [(1, 2, (3, 3)), (3, 2, (3, 3)), (5, 1, (3, 3)), (4, 1, (1, 3))])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_channel_conv__one_column_of_pixels_in_value_and_gradient(height, stride, kernel, dtype):
-    conv = randomize(ChannelConv(16, kernel, stride)).to(dtype)
-    x = torch.randn(2, height, 1, 16).to(dtype)
-    y = conv(x)
-    border = (0, 0, kernel[1] // 2, kernel[1] // 2, kernel[0] // 2, kernel[0] // 2)
-    padded, weight = nn.functional.pad(x.float(), border), conv.weight.detach().float().requires_grad_()
-    rows = [padded[:, i : i + kernel[0]] for i in range(0, height, stride)]  # each B k k C
-    expected = torch.stack([(row * weight[:, 0].permute(1, 2, 0)).sum((1, 2)) for row in rows], 1)[:, :, None]
-    direction = torch.randn(y.shape).to(dtype)
-    y.backward(direction)
-    expected.backward(direction.float())
-    tolerance = 1e-6 if dtype == torch.float32 else 0.02
-    assert_close(y.float(), expected, tolerance=tolerance)
-    assert_close(conv.weight.grad.float(), weight.grad, tolerance=tolerance)
-
-
-def test_average_pool__is_the_mean_of_the_pixels_that_exist():
-    x = torch.arange(35.0).view(1, 5, 7, 1)
-    cells = [[x[0, i : i + 3, j : j + 3].mean() for j in (0, 3, 6)] for i in (0, 3)]
-    assert [round(cell.item(), 4) for cell in cells[1]] == [25.5, 28.5, 30.5]  # two rows; the last column alone
-    torch.testing.assert_close(average_pool(x, 3)[0, :, :, 0], torch.tensor(cells))
-    for side, cells in [(7, 2), (1, 1)]:
-        assert average_pool(torch.randn(2, side, side, 3), 6).shape == (2, cells, cells, 3)
 
 
 SIZES = [(13, 9), (1, 1), (12, 24)]

@@ -1,5 +1,7 @@
 """Super-token attention against golden tensors and a slow reference written from the equations."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -91,19 +93,15 @@ def test_wrong_arguments_are_refused(arguments, words):
     refused(words, SuperTokenAttention, **arguments)
 
 
-# ---- the relative position bias
-
-
 @pytest.mark.parametrize("grid", [(3, 4), (1, 5), (2, 1), (1, 1)])
 def test_position__reference_grid_is_read_without_rounding(grid):
     H, W = grid
     layer = RelativePositionBias(2, grid)
     bias = layer(H, W)
     assert bias.shape == (2, H * W, H * W)
-    for query in range(H * W):
-        for key in range(H * W):
-            dy, dx = query // W - key // W, query % W - key % W
-            assert torch.equal(bias[:, query, key], layer.table[:, dy + H - 1, dx + W - 1])
+    for query, key in product(range(H * W), repeat=2):
+        dy, dx = query // W - key // W, query % W - key % W
+        assert torch.equal(bias[:, query, key], layer.table[:, dy + H - 1, dx + W - 1])
 
 
 @pytest.mark.parametrize("size", [(2, 3), (3, 5), (7, 2), (1, 4), (5, 1), (1, 1)])
@@ -116,20 +114,16 @@ def test_position__other_grids_resize_the_table_bilinearly(size):
     H, W = size
     bias = layer(H, W)
     assert bias.shape == (1, H * W, H * W)
-    for query in range(H * W):
-        for key in range(H * W):
-            y, x = (query // W - key // W) / max(1, H - 1), (query % W - key % W) / max(1, W - 1)
-            assert bias[0, query, key].item() == pytest.approx(3 * y + 5 * x + 2 * y * x, abs=1e-12)
+    for query, key in product(range(H * W), repeat=2):
+        y, x = (query // W - key // W) / max(1, H - 1), (query % W - key % W) / max(1, W - 1)
+        assert bias[0, query, key].item() == pytest.approx(3 * y + 5 * x + 2 * y * x, abs=1e-12)
 
 
-def test_position__gradient_counts_the_pairs_of_every_offset():
+def test_position__gradient_counts_the_pairs_and_the_bias_is_added_to_the_scaled_logits():
     layer = RelativePositionBias(1, (2, 3)).double()
     layer(2, 3).sum().backward()
     # An offset (dy, dx) occurs (2 - |dy|) * (3 - |dx|) times.
     assert layer.table.grad.tolist() == [[[1, 2, 3, 2, 1], [2, 4, 6, 4, 2], [1, 2, 3, 2, 1]]]
-
-
-def test_position__attention_adds_the_bias_to_the_scaled_logits():
     layer = SuperTokenAttention(8, 1, 2, relative_grid=(3, 2)).double()
     torch.nn.init.normal_(layer.position.table)
     x = torch.randn(2, 8, 3, 2, dtype=torch.float64)

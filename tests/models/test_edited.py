@@ -17,13 +17,10 @@ from tests.refusals import refused
 SMALL = dict(groups=2, tokens=1, dim=24)
 
 
-def test_edit__without_edits_is_timms_model():
+def test_edit__is_surgery_by_hand_and_without_edits_timms_model():
     model = edit("test_resnet", num_classes=3)
     assert type(model) is type(timm.create_model("test_resnet"))
     assert model.num_classes == 3 and model(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
-
-
-def test_edit__is_surgery_by_hand():
     torch.manual_seed(3)
     model = edit("test_vit", pool="map", pool_args=SMALL, broadcast="scaled", broadcast_args={"branch": "both"})
     torch.manual_seed(3)

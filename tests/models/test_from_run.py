@@ -23,7 +23,6 @@ from ..training.small_runs import fill, leave_run, refusal
 
 NAMES = ("hf-hub:stranger/model", "hf_hub:stranger/model", "local-dir:x", "https://example.org/x", "../x", "no such")
 
-
 REFUSED = r"names the model|expected a name, not a place"
 
 
@@ -99,9 +98,8 @@ def test_arguments__none_that_load_anything(tmp_path, offline, key):
 
 
 def test_sources_of_weights__are_left_out(tmp_path, offline):
-    said = dict(
-        url="https://example.org/x", file="/etc/passwd", hf_hub_id="stranger/model", source="hf-hub", custom_load=True
-    )
+    said = dict(url="https://example.org/x", file="/etc/passwd", source="hf-hub", custom_load=True)
+    said |= dict(hf_hub_id="stranger/model")
     config = run_folders.PLAIN | dict(pretrained_cfg=run_folders.CFG | said)
     model = open_classifier(hostile(tmp_path / "run", config), device="cpu").model
     assert not {"url", "file", "hf_hub_id", "source"} & model.pretrained_cfg.keys() and not offline
@@ -140,17 +138,16 @@ def test_commands__fetch_nothing(tmp_path, offline, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = str(fill(tmp_path / "data", a=2, b=2))
     image = str(next((tmp_path / "data" / "a").iterdir()))
+    plain, edited, stranger = run_folders.PLAIN, run_folders.EDITED, "hf-hub:stranger/model"
     configs = [
-        run_folders.PLAIN | dict(architecture="hf-hub:stranger/model"),
-        changed(run_folders.EDITED, "model_args", "backbone", value="hf-hub:stranger/model"),
-        changed(run_folders.EDITED, "model_args", "checkpoint_path", value="https://example.org/x.pth"),
-        changed(run_folders.DENSE, "model_args", "backbone", value="hf-hub:stranger/model"),
-        changed(run_folders.PLAIN, "broadsight", "settings", "data", value="hfds/stranger/data"),
-        changed(run_folders.PLAIN, "broadsight", "settings", "model", value="hf-hub:stranger/model"),
-        changed(run_folders.PLAIN, "broadsight", "settings", value=[]),
-        changed(
-            run_folders.PLAIN, "broadsight", "recipe", value={"teacher": "hf-hub:stranger/model", "distill": "soft"}
-        ),
+        plain | dict(architecture=stranger),
+        changed(edited, "model_args", "backbone", value=stranger),
+        changed(edited, "model_args", "checkpoint_path", value="https://example.org/x.pth"),
+        changed(run_folders.DENSE, "model_args", "backbone", value=stranger),
+        changed(plain, "broadsight", "settings", "data", value="hfds/stranger/data"),
+        changed(plain, "broadsight", "settings", "model", value=stranger),
+        changed(plain, "broadsight", "settings", value=[]),
+        changed(plain, "broadsight", "recipe", value={"teacher": stranger, "distill": "soft"}),
     ]
     for number, config in enumerate(configs):
         run = str(hostile(tmp_path / f"run{number}", config))

@@ -52,12 +52,12 @@ def blank(name: str) -> PooledModel:
         return timm.create_model(name).eval()
 
 
-def test_tables__name_every_model():
+def test_tables__name_every_model_and_size_that_of_resnet50():
     assert set(NAMES) == set(ROWS)
     assert set(RELEASED) == {name for name in NAMES if timm.get_pretrained_cfg(name).url} <= set(MODELS)
-
-
-# ---- sizes
+    with torch.device("meta"):
+        sizes = {pool: parameters(swap_pool("resnet50", pool)) for pool in ("map", "map-light")}
+    assert sizes == {"map": 38_036_832, "map-light": 34_956_688}  # of the paper's tables
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -74,17 +74,8 @@ def test_size_and_pyramid__agree_with_the_paper(name):
         assert light(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 1000)
 
 
-@pytest.mark.parametrize(("pool", "expected"), [("map", 38_036_832), ("map-light", 34_956_688)])
-def test_size__resnet50_of_the_papers_tables(pool, expected):
-    with torch.device("meta"):
-        assert parameters(swap_pool("resnet50", pool)) == expected
-
-
-# ---- descriptions
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_description__names_layers_that_exist(name):
+def test_description__names_layers_that_exist_weights_crops_and_sizes(name):
     model = blank(name)
     cfg, state = model.pretrained_cfg, model.state_dict()
     assert cfg["architecture"] == name and cfg["input_size"] == (3, 224, 224)
@@ -95,10 +86,6 @@ def test_description__names_layers_that_exist(name):
     assert of_classes == set(classifiers) and all(state[f"{c}.weight"].shape[1] == 1000 for c in classifiers)
     merged = model.forward_features(torch.empty(1, 3, 224, 224, device="meta"))
     assert merged.shape == (1, model.num_features, *cfg["pool_size"])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_description__weights_crops_and_sizes(name):
     cfg, url = timm.get_pretrained_cfg(name), f"{RELEASE}{RELEASED.get(name)}.pth.tar"
     assert (cfg.url, cfg.tag) == ((url, "release_in1k") if name in RELEASED else ("", None))
     assert cfg.crop_pct == (0.875 if "convnext" in name else 0.95)
@@ -110,23 +97,17 @@ def test_description__weights_crops_and_sizes(name):
         assert model(x).shape == (1, 1000)
 
 
-@pytest.mark.parametrize(
-    ("name", "channels"),
-    [
-        ("map_resnet50", [64, 256, 512, 1024, 1024]),
-        ("map_convnext_tiny", [96, 192, 384, 768]),
-        ("map_maxvit_tiny", [64, 64, 128, 256, 512]),
-        ("map_pit_s", [144, 288, 576]),
-        ("map_deit_small", [384] * 3),
-        ("map_resmlp_24", [384] * 3),
-        ("cap_resnet50", [64, 256, 512, 1024, 2048]),
-        ("cap_pit_s", [144, 288, 576]),
-    ],
-)
+MAPS = dict.fromkeys(("map_pit_s", "cap_pit_s"), (144, 288, 576))
+MAPS |= dict.fromkeys(("map_deit_small", "map_resmlp_24"), (384,) * 3)
+MAPS |= dict(map_convnext_tiny=(96, 192, 384, 768), map_maxvit_tiny=(64, 64, 128, 256, 512))
+MAPS |= dict(map_resnet50=(64, 256, 512, 1024, 1024), cap_resnet50=(64, 256, 512, 1024, 2048))
+
+
+@pytest.mark.parametrize(("name", "channels"), MAPS.items())
 def test_features_only__gives_what_it_declares(name, channels):
     model = timm.create_model(name, features_only=True, device="meta").eval()
     maps = model(torch.empty(1, 3, 224, 224, device="meta"))
-    assert [m.shape[1] for m in maps] == model.feature_info.channels() == channels
+    assert [m.shape[1] for m in maps] == model.feature_info.channels() == list(channels)
 
 
 @torch.no_grad()
@@ -142,11 +123,8 @@ def test_features_only__are_the_backbones():
     assert not any(key.startswith("model.head.") for key in model.state_dict())
 
 
-# ---- constructors
-
-
 @torch.no_grad()
-def test_create__another_task_and_other_images():
+def test_create__another_task_other_images_and_arguments_of_pool_and_backbone():
     model = timm.create_model("map_resnet50", num_classes=5, in_chans=1).eval()
     assert (model.num_classes, model.in_chans) == (5, 1)
     x = torch.randn(2, 1, 64, 96)
@@ -154,9 +132,6 @@ def test_create__another_task_and_other_images():
     groups = model.forward_groups(x)
     assert groups.tokens.shape == groups.average.shape == (2, 4, 5)
     refused(r"expected \(batch, 1, height, width\)", model, torch.randn(2, 3, 64, 64))
-
-
-def test_create__arguments_of_pool_and_backbone():
     settings = dict(groups=2, tokens=2, dim=96, heads=4, mlp_dim=192, attn_dim=48, drop_rate=0.3, drop_path_rate=0.2)
     model = timm.create_model("map_convnext_tiny", pool_options=dict(gram_groups=8), device="meta", **settings)
     pool = model.head
@@ -185,9 +160,6 @@ def test_create__mobilenet_at_its_size():
     assert_close(groups.per_token.sum(2)[:, 0] + model.head.classifier.fc.bias, model(x), tolerance=1e-4)
 
 
-# ---- released weights
-
-
 def released_state(name: str) -> tuple[PooledModel, dict[str, Tensor]]:
     """A model with weights of its own, and what the authors' file would hold of them."""
     torch.manual_seed(5)
@@ -206,11 +178,7 @@ def serve(monkeypatch):
     asked = []
 
     def serve(checkpoint: dict) -> list[str]:
-        def load(url: str, *_, **__) -> dict:
-            asked.append(url)
-            return checkpoint
-
-        monkeypatch.setattr(_builder, "load_state_dict_from_url", load)
+        monkeypatch.setattr(_builder, "load_state_dict_from_url", lambda url, *_, **__: asked.append(url) or checkpoint)
         return asked
 
     return serve
@@ -236,7 +204,7 @@ def test_pretrained__released_weights_and_our_own_arrive(mobilenet, serve, wrap)
 
 
 @torch.no_grad()
-def test_pretrained__another_task_keeps_all_but_the_classifier(mobilenet, serve):
+def test_pretrained__another_task_keeps_all_but_the_classifier_and_the_cfg_can_be_stored(mobilenet, serve):
     source, released = mobilenet
     serve(dict(state_dict=dict(released)))
     x = torch.randn(2, 3, 64, 64)
@@ -251,6 +219,8 @@ def test_pretrained__another_task_keeps_all_but_the_classifier(mobilenet, serve)
     maps = timm.create_model("map_mobilenetv1", pretrained=True, features_only=True).eval()(x)
     expected = source.forward_intermediates(x, intermediates_only=True)
     assert all(torch.equal(one, other) for one, other in zip(maps, expected, strict=True))
+    cfg = mobilenet[0].pretrained_cfg
+    assert json.loads(json.dumps(cfg))["url"] == cfg["url"]
 
 
 @torch.no_grad()
@@ -281,8 +251,3 @@ def test_pretrained__other_weights_are_refused(mobilenet, serve, wrong):
 @pytest.mark.parametrize("name", ["map_resnet50d", "map_deit_small", "cap_resnet50"])
 def test_pretrained__without_a_release_is_refused(name):
     refused(name, timm.create_model, name, error=RuntimeError, pretrained=True, device="meta")
-
-
-def test_pretrained_cfg__can_be_stored(mobilenet):
-    cfg = mobilenet[0].pretrained_cfg
-    assert json.loads(json.dumps(cfg))["url"] == cfg["url"]

@@ -45,11 +45,8 @@ def test_model__agrees_with_the_slow_reference_in_value_and_gradient(switch, siz
     assert_same_model(ours, slow, torch.randn(2, ours.in_chans, *size, dtype=torch.float64))
 
 
-def test_model__several_windows_in_the_last_stage():
+def test_model__several_windows_training_as_the_slow_reference_and_bfloat16():
     assert_same_model(*pair("default"), torch.randn(1, 3, 230, 33, dtype=torch.float64))
-
-
-def test_model__trains_as_the_slow_reference_and_stays_close_in_bfloat16():
     assert_trains_alike(*pair("default"), statistics=7 * 3)
     assert_bfloat16(MAT(**SMALL), 0.05)
 
@@ -145,14 +142,11 @@ def test_sizes_and_macs__of_every_part():
         assert (parameters(module), sum(count(module, shape, convention=FVCORE))) == (size, macs)
 
 
-def test_initial_weights__sample_at_the_patch_centres():
+def test_arguments__give_widths_heads_and_decay_and_sampling_at_the_patch_centres():
     model = MAT(**SMALL)
     embeds = [module for module in model.modules() if isinstance(module, BilinearPatchEmbed)]
     assert len(embeds) == 3 and not any(embed.offset_proj.weight.any() for embed in embeds)
     assert all(embed.offset_dw.weight.any() for embed in embeds)
-
-
-def test_widths_heads_and_decay__follow_from_the_arguments():
     model = MAT(**SMALL, mlp_ratio=3, hidden=64, window=5)
     assert [stage.blocks[0].mlp.fc1.weight.shape for stage in model.stages] == [(3 * d, d) for d in (4, 8, 16, 32)]
     assert model.head.proj.weight.shape == (64, 32) and model.head_hidden_size == 64

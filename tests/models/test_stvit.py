@@ -21,7 +21,6 @@ IO = {
     "stvit_tiny_ls_io_128x96": "stvit_tiny_ls_weights",
 }
 
-
 SMALL = dict(dims=(8, 16, 24, 32), depths=(1, 2, 1, 1), heads=(1, 2, 3, 4), projection=16, num_classes=5)
 
 

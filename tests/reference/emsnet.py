@@ -1,13 +1,12 @@
 """EMSNet written the long way: unfold/fold for window attention, transposed convolutions for propagation."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import MLP, Downsample, Model, Stage, Stem, attention, conv, merge_heads, pointwise, split_heads
+from .parts import MLP, Downsample, Model, Stage, Stem, attention, conv, pointwise, split_heads
 
 Linear = partial(nn.Linear, bias=False)
 
@@ -34,20 +33,9 @@ class PoolBranch(nn.Module):
 
 
 class StaticBranch(nn.Module):
-    """(B, c, H, W) -> (B, out_width, H, W).
+    """(B, c, H, W) -> (B, out_width, H, W); slices are the widths of p=2, identity and p=4, None: whitening alone."""
 
-    `slices` are the widths of the p=2, identity and p=4 parts; without them the branch is the whitening alone.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        slices: tuple[int, int, int] | None,
-        expansion: int = 2,
-        merge: bool = True,
-        gate: bool = True,
-        whiten: str = "channel",
-    ):
+    def __init__(self, width: int, slices: tuple | None, expansion=2, merge=True, gate=True, whiten="channel"):
         super().__init__()
         self.whiten_mode, self.slices, self.out_width = whiten, slices, width
         self.whiten = Linear(width, width)
@@ -62,11 +50,8 @@ class StaticBranch(nn.Module):
         self.out_width = width if merge else concat_width
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.whiten_mode == "spatial":
-            white = pointwise(self.whiten, x - x.mean(dim=(2, 3), keepdim=True))
-        else:
-            white = pointwise(self.whiten, x)
-            white = white - white.mean(dim=1, keepdim=True)
+        white = pointwise(self.whiten, x - x.mean((2, 3), keepdim=True) if self.whiten_mode == "spatial" else x)
+        white = white if self.whiten_mode == "spatial" else white - white.mean(1, keepdim=True)
         if self.slices is None:
             return white
         part2, part1, part4 = self.dw(white).split(self.slices, dim=1)
@@ -107,7 +92,7 @@ class GMHSA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).transpose(1, 2)
         q, k, v = (split_heads(t, self.heads) for t in self.qkv(tokens).chunk(3, dim=2))
-        return self.proj(merge_heads(attention(q, k, v))).transpose(1, 2).unflatten(2, x.shape[2:])
+        return self.proj(attention(q, k, v)).transpose(1, 2).unflatten(2, x.shape[2:])
 
 
 class AttentionPath(nn.Module):
@@ -205,20 +190,10 @@ class EMSNet(Model):
     """`ratios` are the quarters of the static branch that go to p=2, identity and p=4."""
 
     def __init__(
-        self,
-        dims: Sequence[int],
-        depths: Sequence[int],
-        mlp_ratios: Sequence[int],
-        variant: str = "full",
-        ratios: tuple[int, int, int] = (1, 2, 1),
-        whiten: str = "channel",
-        num_classes: int = 1000,
-        in_chans: int = 3,
+        self, dims, depths, mlp_ratios, variant="full", ratios=(1, 2, 1), whiten="channel", num_classes=1000, in_chans=3
     ):
-        stem = Stem(
-            (conv(in_chans, dims[0], stride=2, bias=False), nn.BatchNorm2d(dims[0])),
-            (conv(dims[0], dims[0], stride=2, bias=False), nn.BatchNorm2d(dims[0])),
-        )
+        convolutions = (conv(width, dims[0], stride=2, bias=False) for width in (in_chans, dims[0]))
+        stem = Stem(*((convolution, nn.BatchNorm2d(dims[0])) for convolution in convolutions))
         stages = []
         for i, dim in enumerate(dims):
             blocks = [Block(dim, mlp_ratios[i], variant, tuple(ratios), whiten) for _ in range(depths[i])]

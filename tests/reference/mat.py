@@ -1,28 +1,12 @@
 """MAT written the long way: windows are visited one at a time and nothing is ever padded."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .parts import (
-    MLP,
-    Downsample,
-    Head,
-    MapNorm,
-    Model,
-    Stage,
-    Stem,
-    attention,
-    conv,
-    merge_heads,
-    pointwise,
-    split_heads,
-    to_nchw,
-    to_nhwc,
-)
+from .parts import MLP, Downsample, Head, MapNorm, Model, Stage, Stem, attention, conv, pointwise, split_heads
 
 WINDOW = 7
 
@@ -57,7 +41,7 @@ class BilinearEmbed(nn.Module):
         self.proj, self.norm = nn.Linear(dim, 2 * dim), nn.BatchNorm2d(2 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        offsets = self.offset_proj(to_nhwc(self.offset_dw(x)))
+        offsets = self.offset_proj(self.offset_dw(x).permute(0, 2, 3, 1))
         rows, cols = (torch.arange(n, dtype=x.dtype) for n in offsets.shape[1:3])
         px = 2 * cols.view(1, 1, -1) + 0.5 + offsets[..., 0]
         py = 2 * rows.view(1, -1, 1) + 0.5 + offsets[..., 1]
@@ -94,7 +78,7 @@ class WindowAttention(nn.Module):
         out = torch.zeros_like(x)
         for rows, cols in self.windows(x):
             q, k, v = (self.split(t) for t in self.qkv(x[:, rows, cols]).chunk(3, dim=3))
-            out[:, rows, cols] = merge_heads(attention(q, k, v)).view_as(x[:, rows, cols])
+            out[:, rows, cols] = attention(q, k, v).view_as(x[:, rows, cols])
         return self.proj(out)
 
 
@@ -122,16 +106,14 @@ class MATAttention(WindowAttention):
             tq, tk, tv = self.token_qkv(len(x))
             if self.token_is_key:
                 k, v = torch.cat([k, tk], dim=2), torch.cat([v, tv], dim=2)
-            out = merge_heads(attention(torch.cat([q, tq], dim=2), k, v))
+            out = attention(torch.cat([q, tq], dim=2), k, v)
             local[:, rows, cols] = out[:, :-1].view_as(x[:, rows, cols])
             summaries.append(out[:, -1:])
-
         q, k, v = (self.split(t) for t in self.mix_qkv(torch.cat(summaries, dim=1)).chunk(3, dim=2))
-        mixed = self.mix_proj(merge_heads(attention(q, k, v)))
-
+        mixed = self.mix_proj(attention(q, k, v))
         k, v = (self.split(t) for t in self.fuse_kv(mixed).chunk(2, dim=2))
         q = self.split(self.qkv(x).chunk(3, dim=3)[0])
-        return self.proj(local + merge_heads(attention(q, k, v)).view_as(x))
+        return self.proj(local + attention(q, k, v).view_as(x))
 
 
 class Block(nn.Module):
@@ -147,30 +129,17 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.attn is not None:
             x = x + self.cpe(x)
-            x = x + to_nchw(self.attn(to_nhwc(self.norm1(x))))
+            x = x + pointwise(self.attn, self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
 class MAT(Model):
-    """`mixer_stages` counts stages from 1. Features are the maps after the stage norms, raw where there is none."""
+    """`mixer_stages` counts stages from 1. Features are the maps after the stage norms; others: the tokens'."""
 
-    def __init__(
-        self,
-        dim: int,
-        depths: Sequence[int],
-        heads: Sequence[int],
-        mixer_stages: Sequence[int] = (3, 4),
-        mixer: str = "mat",
-        embed: str = "bilinear",
-        mlp_dw: bool = True,
-        token_is_key: bool = False,
-        token_projected: bool = False,
-        num_classes: int = 1000,
-        in_chans: int = 3,
-    ):
+    def __init__(self, dim, depths, heads, mixer_stages=(3, 4), mixer="mat", embed="bilinear", num_classes=1000, **kw):
         dims, half = [dim * 2**i for i in range(4)], dim // 2
-        tokens = partial(MATAttention, token_is_key=token_is_key, token_projected=token_projected)
-        attend = {"mat": tokens, "window": WindowAttention, "none": lambda *_: None}[mixer]
+        mlp_dw, in_chans = kw.pop("mlp_dw", True), kw.pop("in_chans", 3)
+        attend = {"mat": partial(MATAttention, **kw), "window": WindowAttention, "none": lambda *_: None}[mixer]
         shrink = {"bilinear": BilinearEmbed, "conv": lambda d: Downsample(d, 2 * d), "merge": MergeEmbed}[embed]
         stages = []
         for i, width in enumerate(dims):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +16,13 @@ REFERENCE_TOKENS = (3136, 784, 196, 49)
 
 
 def foreground_count(
-    num_tokens: int,
-    n: int | Fraction,
-    reference: int,
-    fixed: bool = False,
-    uncapped: bool = False,
-    cap: int | None = None,
+    num_tokens: int, n: int | Fraction, reference: int, fixed=False, uncapped=False, cap: int | None = None
 ) -> int:
-    """Number of foreground tokens among `num_tokens`.
-
-    `n` tokens out of `reference` scale with the grid (`n` may be a Fraction, the arithmetic is exact); `fixed` takes
-    `n` as it is at every size. `uncapped` lets the foreground be everything, otherwise one background token is kept.
-    """
+    """`n` of `reference` tokens, exactly, or just `n` if `fixed`; all only if `uncapped`, or there is but one."""
     count = math.floor(Fraction(n) if fixed else Fraction(n) * num_tokens / reference)
-    if cap is not None:
-        count = min(count, cap)
+    count = count if cap is None else min(count, cap)
     largest = num_tokens if uncapped or num_tokens == 1 else num_tokens - 1
     return max(1, min(count, largest))
-
-
-def to_tokens(x: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, H*W, C), raster order."""
-    return x.flatten(2).transpose(1, 2)
 
 
 class ChannelMLP(nn.Module):
@@ -53,19 +39,10 @@ class ChannelMLP(nn.Module):
 class PartialAttention(nn.Module):
     """Head-mixed attention among the foreground and one abstract query over the background.
 
-    `project_all` moves the output projection to the end, where it acts on all N image tokens; the abstract token, which
-    is dropped there, then queries the background unprojected.
+    `project_all` moves the output projection to the end; the abstract token then queries the background unprojected.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        head_expansion: int = 4,
-        channel_hidden: int | None = None,
-        bg_identity: bool = True,
-        project_all: bool = False,
-    ):
+    def __init__(self, dim, heads, head_expansion=4, channel_hidden=None, bg_identity=True, project_all=False):
         super().__init__()
         self.head_dim, self.split = dim // heads, partial(split_heads, heads=heads)
         self.bg_identity, self.project_all = bg_identity, project_all
@@ -80,13 +57,11 @@ class PartialAttention(nn.Module):
         """x (B, N, d), score (B, N) -> (B, N, d)."""
         batch, num_tokens, dim = x.shape
         scale = 1.0 / math.sqrt(self.head_dim)
-
         # a: a stable sort, so that among equal scores the lower raster index comes first
         order = torch.sort(score.detach(), dim=1, descending=True, stable=True).indices
         index = order.unsqueeze(2).expand(batch, num_tokens, dim)
         ordered = torch.gather(x, 1, index)
         x_bg = ordered[:, num_foreground:]
-
         # b, c: all N + 1 rows are projected; keys have no bias
         rows = torch.cat([self.token.expand(batch, 1, dim), ordered], dim=1)
         q, k, v = self.qkv(rows).split(dim, dim=2)
@@ -94,18 +69,15 @@ class PartialAttention(nn.Module):
         num_rows = num_foreground + 1
         q_fg, k_fg, v_fg = q[:, :, :num_rows], k[:, :, :num_rows], v[:, :, :num_rows]
         k_bg, v_bg = k[:, :, num_rows:], v[:, :, num_rows:]
-
         # d, e: logits (B, h, F, F) -> (B, e*h, F, F) -> (B, h, F, F)
         logits = torch.matmul(q_fg, k_fg.transpose(2, 3)) * scale
         weights = torch.softmax(torch.einsum("gh,bhij->bgij", self.head_up, logits), dim=3)
         weights = torch.einsum("hg,bgij->bhij", self.head_down, weights)
-
         # f
         out = merge_heads(torch.matmul(weights, v_fg))
         if not self.project_all:
             out = self.proj(out)
         abstract, out_ordered = out[:, :1], out[:, 1:]
-
         # g, h, i: without background there is nothing to attend to
         if num_foreground < num_tokens:
             weights_bg = torch.softmax(torch.matmul(self.split(abstract), k_bg.transpose(2, 3)) * scale, dim=3)
@@ -114,7 +86,6 @@ class PartialAttention(nn.Module):
             out_ordered = torch.cat([out_ordered, out_bg], dim=1)
         if self.project_all:
             out_ordered = self.proj(out_ordered)
-
         # j
         return torch.zeros_like(x).scatter(1, index, out_ordered)
 
@@ -132,17 +103,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.peg(x)
         # Taken before the norm, whose output has a channel mean of zero
-        score = to_tokens(x).mean(dim=2)
-        attended = self.attn(to_tokens(self.norm1(x)), score, self.count(score.shape[1]))
+        score = x.flatten(2).mean(1)
+        attended = self.attn(self.norm1(x).flatten(2).mT, score, self.count(score.shape[1]))
         x = x + attended.transpose(1, 2).view(x.shape)
         return x + self.mlp(self.norm2(x))
 
 
 class PartialFormer(Model):
-    """`foreground` holds one count per stage, stated for the grids of a 224x224 image.
-
-    `channel_hidden` is one width for all stages or one per stage.
-    """
+    """`foreground` holds one count per stage, stated for the grids of a 224x224 image."""
 
     def __init__(
         self,
@@ -150,21 +118,18 @@ class PartialFormer(Model):
         depths: Sequence[int],
         heads: Sequence[int],
         foreground: Sequence[int | Fraction] = (39, 16, 16, 17),
-        head_expansion: int = 4,
         channel_hidden: int | Sequence[int] | None = None,
         peg_kernel: int = 7,
-        bg_identity: bool = True,
         mlp_dw: bool = False,
-        project_all: bool = False,
         stem: str = "conv",
         pool_first: bool = False,
         feature_norms: bool = False,
         num_classes: int = 1000,
         in_chans: int = 3,
-        *,
         foreground_fixed: bool = False,
         foreground_uncapped: bool = False,
         foreground_cap: int | None = None,
+        **switches: Any,
     ):
         dims = [dim * 2**i for i in range(4)]
         hidden = channel_hidden if isinstance(channel_hidden, Sequence) else [channel_hidden] * 4
@@ -172,7 +137,7 @@ class PartialFormer(Model):
         stages = []
         for i, width in enumerate(dims):
             count = partial(foreground_count, n=foreground[i], reference=REFERENCE_TOKENS[i], **limits)
-            attend = partial(PartialAttention, width, heads[i], head_expansion, hidden[i], bg_identity, project_all)
+            attend = partial(PartialAttention, width, heads[i], channel_hidden=hidden[i], **switches)
             blocks = [Block(width, attend(), count, peg_kernel, mlp_dw) for _ in range(depths[i])]
             stages.append(Stage(Downsample(dims[i - 1], width, MapNorm) if i else None, blocks))
         half = dim // 2

@@ -1,31 +1,22 @@
 """What the slow references share. Maps are (B, C, H, W) unless a shape says otherwise."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def to_nhwc(x: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, H, W, C)."""
-    return x.permute(0, 2, 3, 1)
-
-
-def to_nchw(x: Tensor) -> Tensor:
-    """(B, H, W, C) -> (B, C, H, W)."""
-    return x.permute(0, 3, 1, 2)
-
-
-def pointwise(linear: nn.Module, x: Tensor) -> Tensor:
-    """Apply a layer over channels to every pixel."""
-    return to_nchw(linear(to_nhwc(x)))
+def pointwise(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a layer over (B, H, W, C) to every pixel of (B, C, H, W)."""
+    return layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v with q (B, h, T, d), k and v (B, h, S, d) -> (B, h, T, d)."""
-    return torch.softmax(q @ k.transpose(2, 3) / math.sqrt(q.shape[3]), dim=3) @ v
+    """softmax(q k^T / sqrt(d)) v with q (B, h, T, d), k and v (B, h, S, d) -> (B, T, h*d)."""
+    return merge_heads(torch.softmax(q @ k.transpose(2, 3) / math.sqrt(q.shape[3]), dim=3) @ v)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -49,7 +40,7 @@ class MapNorm(nn.LayerNorm):
         super().__init__(dim, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return to_nchw(super().forward(to_nhwc(x)))
+        return pointwise(super().forward, x)
 
 
 class Stem(nn.Module):
@@ -123,10 +114,7 @@ class Model(nn.Module):
 
     def outputs(self, x: Tensor) -> list[Tensor]:
         """The map that every stage gives."""
-        maps = [self.stem(x)]
-        for stage in self.stages:
-            maps.append(stage(maps[-1]))
-        return maps[1:]
+        return list(accumulate(self.stages, lambda x, stage: stage(x), initial=self.stem(x)))[1:]
 
     def features(self, x: Tensor) -> list[Tensor]:
         return self.outputs(x)

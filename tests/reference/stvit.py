@@ -77,11 +77,11 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, cell: tuple[int, int], heads: int, iterations: int, mlp_ratio: float, qkv_bias: bool):
+    def __init__(self, dim: int, cell: tuple[int, int], heads: int):
         super().__init__()
         self.cpe = conv(dim, dim, groups=dim)
-        self.norm1, self.attn = MapNorm(dim), Attention(dim, cell, heads, iterations, qkv_bias)
-        self.norm2, self.mlp = nn.BatchNorm2d(dim), Mlp(dim, int(dim * mlp_ratio))
+        self.norm1, self.attn = MapNorm(dim), Attention(dim, cell, heads, 1, True)
+        self.norm2, self.mlp = nn.BatchNorm2d(dim), Mlp(dim, 4 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.cpe(x)
@@ -104,24 +104,11 @@ class Stem(nn.Module):
 
 
 class STViT(Model):
-    def __init__(
-        self,
-        dims: Sequence[int],
-        depths: Sequence[int],
-        heads: Sequence[int],
-        cells: Sequence[int | tuple[int, int]] = (8, 4, 1, 1),
-        iterations: Sequence[int] = (1, 1, 1, 1),
-        mlp_ratio: float = 4.0,
-        projection: int = 1024,
-        qkv_bias: bool = True,
-        num_classes: int = 1000,
-        in_chans: int = 3,
-    ):
-        pairs = [(cell, cell) if isinstance(cell, int) else tuple(cell) for cell in cells]
+    """As the registered sizes are: cells of 8, 4, 1 and 1 pixels, for colour images of 1000 classes."""
+
+    def __init__(self, dims: Sequence[int], depths: Sequence[int], heads: Sequence[int]):
         stages = []
-        for i, dim in enumerate(dims):
-            settings = dim, pairs[i], heads[i], iterations[i], mlp_ratio, qkv_bias
-            stages.append(
-                Stage(Downsample(dims[i - 1], dim) if i else None, [Block(*settings) for _ in range(depths[i])])
-            )
-        super().__init__(Stem(in_chans, dims[0]), stages, Head(dims[-1], projection, num_classes, F.silu))
+        for i, (dim, cell) in enumerate(zip(dims, (8, 4, 1, 1), strict=True)):
+            blocks = [Block(dim, (cell, cell), heads[i]) for _ in range(depths[i])]
+            stages.append(Stage(Downsample(dims[i - 1], dim) if i else None, blocks))
+        super().__init__(Stem(3, dims[0]), stages, Head(dims[-1], 1024, 1000, F.silu))

@@ -7,21 +7,19 @@ A fast form gives what a layer's own forward gives, by other steps. It may run w
    layer gave it (not wrapped, adapted, quantised or parametrized), without a forward of its own, and without a hook.
    Hooks that are declared to treat each image by itself (`per_image`) may see a part of the batch.
 
-Everywhere else the layer's own forward runs, which calls each submodule once with the whole batch. So hooks, LoRA and
-quantisers work on every submodule; what they cost is the speed of the fast form.
+Everywhere else the layer's own forward runs: hooks, LoRA and quantisers work on every submodule, at its speed.
 """
 
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 PER_IMAGE: list[Any] = []
-Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callable[[Any], Any]:
@@ -41,7 +39,7 @@ def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callabl
     return decorate
 
 
-def per_image(hook: Hook) -> Hook:
+def per_image(hook: Any) -> Any:
     """Declare a hook function, or a class of hooks, that does the same to an image whatever else is in the batch."""
     PER_IMAGE.append(hook)
     return hook

@@ -13,9 +13,8 @@ from ..patches import average_pool
 class FoldedInteraction(nn.Module):
     """The inference form of a full MultiScaleInteraction, whose parts it takes over. (B, H, W, C) -> (B, H, W, C).
 
-    Whitening and gate read the input directly. Averages of valid pixels commute with affine maps, so the dynamic half
-    of the input projection never runs at full size: the input is pooled, and one product gives all that an attention
-    needs.
+    Whitening and gate read the input directly. Averages of valid pixels commute with affine maps, so that the input of
+    the dynamic half is pooled first, and one product gives all that an attention needs.
     """
 
     def __init__(self, mixer: Any):
@@ -43,12 +42,11 @@ class FoldedInteraction(nn.Module):
         far.expand, far.attn.qkv = nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        H, W = x.shape[1], x.shape[2]
+        size, local, far = x.shape[1:3], self.local, self.global_
         gated = self.gate(x) * self.static.mix(self.whiten(x)).sigmoid()
-        keys, values = self.local_in(average_pool(x, self.local.patch)).chunk(2, -1)
-        near = self.local.prop(self.local.attn.proj(self.local.attn.attend(keys, values)), H, W)
-        far = self.global_.attn.attend(self.global_in(average_pool(x, self.global_.patch)))
-        far = self.global_.prop(self.global_.attn.proj(far), H, W)
+        keys, values = self.local_in(average_pool(x, local.patch)).chunk(2, -1)
+        near = local.prop(local.attn.proj(local.attn.attend(keys, values)), *size)
+        far = far.prop(far.attn.proj(far.attn.attend(self.global_in(average_pool(x, far.patch)))), *size)
         return self.out_static(gated) + self.out_dynamic(torch.cat([near, far], -1))
 
 

@@ -1,7 +1,6 @@
 """Products of many rows with weights, whose gradients come out in the memory layout of what they belong to.
 
-Automatic differentiation of a batched product with a transposed weight yields a transposed gradient, which is then
-copied into place: for the largest weights here that costs more than the product.
+Autograd's are transposed and then copied into place, which for the largest weights costs more than the product.
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,8 @@ def map_product(x: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor
 
 def gram_triangle(r: Tensor, order: Tensor, mirror: Tensor, groups: int) -> Tensor:
     """Entries of r'r at the positions `order`, of which `mirror` is the inverse. (G*B, n, P) -> (B, G, U)."""
-    if torch.is_grad_enabled() and r.requires_grad:
-        return GramTriangle.apply(r, order, mirror, groups)
-    return _triangle(r, order, groups)
+    learns = torch.is_grad_enabled() and r.requires_grad
+    return (GramTriangle.apply if learns else GramTriangle.forward)(r, order, mirror, groups)
 
 
 def shrink_bilinearly(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -91,10 +89,7 @@ class MapProduct(Product):
 
 
 class MiddleSample(torch.autograd.Function):
-    """The mean of the four pixels in the middle of every cell. (B, C, r*h, r*w) -> (B, C, h, w), r even.
-
-    That is what bilinear sampling without antialiasing comes to; torch would read the whole map.
-    """
+    """Bilinear samples without antialiasing: the mean of each cell's middle four. (B, C, r*h, r*w) -> (B, C, h, w)."""
 
     generate_vmap_rule = True
 
@@ -121,20 +116,15 @@ class MiddleSample(torch.autograd.Function):
         return of_x.reshape(B, C, h * ratio, w * ratio), None
 
 
-def _triangle(r: Tensor, order: Tensor, groups: int) -> Tensor:
-    """Entries of r'r at the positions `order`. (G*B, n, P) -> (B, G, U)."""
-    gram = torch.bmm(r.mT, r).view(groups, -1, r.shape[-1] ** 2).transpose(0, 1)  # B G P*P
-    return gram.gather(-1, order.expand(*gram.shape[:2], -1))
-
-
 class GramTriangle(torch.autograd.Function):
-    """_triangle, with one product backwards where automatic differentiation of r'r takes two."""
+    """gram_triangle, with one product backwards where automatic differentiation of r'r takes two."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(r: Tensor, order: Tensor, mirror: Tensor, groups: int) -> Tensor:
-        return _triangle(r, order, groups)
+        gram = torch.bmm(r.mT, r).view(groups, -1, r.shape[-1] ** 2).transpose(0, 1)  # B G P*P
+        return gram.gather(-1, order.expand(*gram.shape[:2], -1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -1,7 +1,6 @@
 """The channel MLP a few images at a time on the CPU, so that the wide hidden map never leaves the cache.
 
-Training keeps only the output of fc1: the activation and the depth-wise convolution are computed again in backward,
-which is cheaper than storing them.
+Training keeps only the output of fc1: computing what follows again in backward is cheaper than storing it.
 """
 
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..depthwise import DepthwiseConv
+from ..patches import DepthwiseConv
 from .dispatch import untouched
 from .slices import image_slices
 
@@ -80,8 +79,7 @@ class _SlicedMlp(torch.autograd.Function):
                 if ctx.depthwise == "after":
                     g = _convolution_backward(g, steps[0], kernel, H, W, grad_kernel, grad_dw_bias)
                 g = torch.ops.aten.gelu_backward(g, h)
-            rows = x[part].view(-1, C)
-            grad_w1.addmm_(g.t(), rows)
+            grad_w1.addmm_(g.t(), x[part].view(-1, C))
             if grad_b1 is not None:
                 grad_b1 += g.sum(0)
             torch.mm(g, w1, out=grad_x[part].view(-1, C))
@@ -90,9 +88,7 @@ class _SlicedMlp(torch.autograd.Function):
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    if bias is None:
-        return torch.mm(rows, weight.t(), out=out)
-    return torch.addmm(bias, rows, weight.t(), out=out)
+    return torch.mm(rows, weight.t(), out=out) if bias is None else torch.addmm(bias, rows, weight.t(), out=out)
 
 
 def _activate(

@@ -19,10 +19,7 @@ def image_slices(batch: int, bytes_per_image: int, budget: int) -> list[slice]:
 
 
 def in_slices(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x), in inference on the CPU a few images at a time, which do not see each other there.
-
-    Large maps fall out of the cache between two layers, and the allocator asks for their pages again, a fault each.
-    """
+    """module(x), in inference on the CPU a few images at a time: large maps would fall out of the cache in between."""
     # What is no plain tensor is a tracer's stand-in.
     if type(x) is not Tensor or torch.is_grad_enabled() or x.device.type != "cpu" or not runs_eagerly():
         return module(x)

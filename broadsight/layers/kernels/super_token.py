@@ -23,8 +23,7 @@ def linear_sampling(_: Any, attention: Any, x: Tensor, residual: Tensor | None =
 class _Sample(torch.autograd.Function):
     """Pixels to super tokens: associate and average. (B, C, H, W) -> tokens (B, p, q, C), shares (B*p*q, 9, P).
 
-    The shares are constants to the gradient. So this step and `_Spread` are linear and each other's backward, and only
-    the shares are kept for it: nine numbers a pixel instead of its channels.
+    With shares constant to the gradient, this step and `_Spread` are each other's backward, which keeps nothing else.
     """
 
     @staticmethod

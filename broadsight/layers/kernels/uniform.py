@@ -37,10 +37,9 @@ class Uniform(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         (grad,) = gradients
         mean_grad = grad.mean(ctx.axes, keepdim=True)
-        saved = ctx.saved_tensors  # once: gradient checkpointing gives them away
-        if not saved:
-            return add_context(grad, mean_grad, None, ctx.channel_axis, False), None, None, None, None
-        return _scaled_backward(ctx, grad, mean_grad, *saved)
+        if saved := ctx.saved_tensors:  # once: gradient checkpointing gives them away
+            return _scaled_backward(ctx, grad, mean_grad, *saved)
+        return add_context(grad, mean_grad, None, ctx.channel_axis, False), None, None, None, None
 
 
 @torch.autograd.function.once_differentiable

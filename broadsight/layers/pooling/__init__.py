@@ -37,13 +37,12 @@ POOLS: dict[str, Pooling] = {}
 
 
 def register_pool(name: str, settings: Callable[..., dict[str, Any]] | None = None) -> Callable[[Layer], Layer]:
-    """Let `swap_pool` and the command line find the decorated pool by a name.
+    """Let `swap_pool` and the command line find the decorated pool by a name; `PlainPool` shows what it has to offer.
 
     The pool is made from the channels of each feature map, lowest level first, and the number of classes, and from
-    those of these arguments that it has: `groups, tokens, dim, heads, mlp_dim, attn_dim` and `light` of `swap_pool`;
-    `level`, the map whose grid all are brought to (a pool without it is given the last map alone); `grid`, (H, W) of
-    the last map; `width`, its channels; `norm`, whether the model norms its last features. `settings` turns them into
-    those of the constructor, which takes them itself by default. `PlainPool` shows what a pool has to offer.
+    those of these arguments that it, or the given `settings` that make its own of them, has: `groups, tokens, dim,
+    heads, mlp_dim, attn_dim` and `light` of `swap_pool`; `level`, the map whose grid all are brought to (a pool without
+    it is given the last map alone); `grid`, `width`: (H, W) and channels of the last map; `norm`, whether it is normed.
     """
 
     def register(layer: Layer) -> Layer:

@@ -14,15 +14,13 @@ class GroupClassAttention(nn.Module):
 
     Tokens (G, B, Q, D), image (B, n, D) -> (G, B, q, D), with q <= Q rows asking.
 
-    The groups share no weights, yet all of them are computed together. There are few queries and many positions, so
-    keys and values are never formed: q . (W z) = (W' q) . z, and a weighted sum of W z is W applied to the weighted sum
-    of z. What remains are two products with the image, which only has to be standardized once for all groups. Terms
-    that are the same for every key (a bias of the keys, the shift of the norm, a bias of the first mixing) fall out of
-    the soft-max.
+    There are few queries and many positions, so keys and values are never formed: q . (W z) = (W' q) . z, and a
+    weighted sum of W z is W applied to the weighted sum of z. What remains are two products with the image, which is
+    standardized once for all groups. Terms that are the same for every key (biases of the keys and the first mixing,
+    the shift of the norm) fall out of the soft-max.
 
     Args:
-        dim, groups: Channels D of tokens and image; groups G.
-        heads, attn_dim: Attention heads, and the width of all of them together.
+        dim, groups, heads, attn_dim: Channels D of tokens and image; groups G; heads, and the width of all together.
         mlp_ratio, mlp_groups: Hidden width of the MLP over D, and its channel groups.
         head_mixing: Mix the heads linearly before and after the soft-max, each time beside an identity.
         drop: Dropout of attention weights, projection and the MLP's hidden layer.
@@ -44,8 +42,8 @@ class GroupClassAttention(nn.Module):
         self.groups, self.heads, self.scale = groups, heads, (attn_dim // heads) ** -0.5
         self.norm1: nn.Module = GroupLayerNorm(groups, dim, eps=1e-6)
         self.q, self.k, self.v = (GroupLinear(groups, dim, attn_dim) for _ in range(3))
-        self.mix_before = GroupLinear(groups, heads, heads) if head_mixing else None
-        self.mix_after = GroupLinear(groups, heads, heads) if head_mixing else None
+        mixings = (GroupLinear(groups, heads, heads) if head_mixing else None for _ in range(2))
+        self.mix_before, self.mix_after = mixings
         self.proj = GroupLinear(groups, attn_dim, dim)
         self.norm2 = GroupLayerNorm(groups, dim, eps=1e-6)
         self.mlp = GroupMlp(groups, dim, round(mlp_ratio * dim), mlp_groups, drop)
@@ -58,8 +56,7 @@ class GroupClassAttention(nn.Module):
         image = nn.functional.layer_norm(image, (D,), eps=1e-6)
         found = self.attend(keys[:, :, asking], keys, image)  # G B*q D
         x = tokens[:, :, asking].reshape(G, -1, D) + self.drop(self.proj(found))
-        x = x + self.mlp(self.norm2(x))
-        return x.view(G, B, -1, D)
+        return (x + self.mlp(self.norm2(x))).view(G, B, -1, D)
 
     def attend(self, queries: Tensor, keys: Tensor, image: Tensor) -> Tensor:
         """Everything standardized: (G, B, q, D), (G, B, Q, D), (B, n, D) -> (G, B*q, attn_dim)."""
@@ -68,15 +65,13 @@ class GroupClassAttention(nn.Module):
         # An inference form has taken the norm's scale and shift into the weights.
         scale, shift = self.norm1.scale_and_shift() if isinstance(self.norm1, GroupLayerNorm) else (None, None)
         queries = queries.reshape(G, B * q, D)
-        if scale is not None and shift is not None:
-            queries = torch.addcmul(shift, queries, scale)
+        queries = queries if scale is None or shift is None else torch.addcmul(shift, queries, scale)
         query = self.q(queries, self.scale).view(G, B * q, H, -1).transpose(1, 2).reshape(G * H, B * q, -1)
         key_weight = self.k.weight if scale is None else self.k.weight * scale  # G attn_dim D
         wide = torch.bmm(query, key_weight.view(G * H, -1, D)).view(G, H, B * q * D)
         if self.mix_before is not None:
             wide = torch.baddbmm(wide, self.mix_before.weight, wide)
         wide = wide.view(G, H, B, q, D).permute(2, 0, 1, 3, 4).contiguous().view(B, G * H * q, D)
-
         own = keys.transpose(0, 1).reshape(B * G, Q, D)  # every group's own tokens
         at_own = torch.bmm(wide.view(B * G, H * q, D), own.mT).view(B, G * H * q, Q)
         at_image = torch.bmm(wide, image.mT)  # B GHq n
@@ -84,10 +79,8 @@ class GroupClassAttention(nn.Module):
         if torch.is_grad_enabled():
             scores = scores + self.constants(query, B)
         attention = scores.softmax(-1)
-        if self.mix_after is not None:
-            attention = self.mix(attention, self.mix_after)
+        attention = attention if self.mix_after is None else self.mix(attention, self.mix_after)
         attention = self.drop(attention).to(image.dtype)
-
         seen = torch.bmm(attention[..., Q:], image).view(B * G, H * q, D)
         seen = torch.baddbmm(seen, attention[..., :Q].reshape(B * G, H * q, Q), own)
         seen = seen.view(B, G, H, q, D).permute(1, 2, 0, 3, 4).reshape(G * H, B * q, D)
@@ -96,8 +89,7 @@ class GroupClassAttention(nn.Module):
         if shift is not None:
             value_bias = value_bias + torch.bmm(self.v.weight, shift.mT).view(value_bias.shape)
         if self.mix_after is not None or (self.training and self.drop.p):  # weights that no longer sum to one
-            total = attention.sum(-1).view(B, G * H, q).transpose(0, 1).reshape(G * H, B * q, 1)
-            value_bias = value_bias * total
+            value_bias = value_bias * attention.sum(-1).view(B, G * H, q).transpose(0, 1).reshape(G * H, B * q, 1)
         found = group_product(seen, value_weight.view(G * H, -1, D)) + value_bias  # GH B*q d
         return found.view(G, H, B * q, -1).transpose(1, 2).reshape(G, B * q, -1)
 

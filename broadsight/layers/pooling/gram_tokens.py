@@ -10,7 +10,6 @@ from ..folding import fold_product, inference_form
 from ..kernels.products import gram_triangle, group_product
 
 HALF = (torch.float16, torch.bfloat16)
-MOST_GROUPS = 10_000  # of which one is proposed
 
 
 @register_notrace_module
@@ -18,14 +17,11 @@ class GramTokens(nn.Module):
     """Class tokens for every group from second-order statistics of the image. (B, n, dim) -> (G, B, tokens, dim).
 
     Each group reduces the channels, multiplies the result with itself over all positions, and maps the upper triangle
-    of that Gram matrix, scaled to length one, to its tokens. The groups share no weights, but every step is one product
-    for all of them.
+    of that Gram matrix, scaled to length one, to its tokens.
 
     Args:
-        dim: Channels of the image and of the tokens.
-        groups, tokens: Groups, and tokens in each.
-        gram_dim: Channels that the Gram matrix is taken of.
-        gram_groups: Channel groups of the map from the triangle to the tokens.
+        dim, groups, tokens: Channels of the image and of the tokens; groups, and tokens in each.
+        gram_dim, gram_groups: Channels that the Gram matrix is taken of; channel groups of its map to the tokens.
     """
 
     order: Tensor
@@ -51,14 +47,12 @@ class GramTokens(nn.Module):
 
     def init_non_persistent_buffers(self) -> None:
         """Compute both index buffers; timm and `restore_buffers` call this after loading."""
-        rows, columns = torch.triu_indices(self.gram_dim, self.gram_dim, device=self.order.device)
+        places = torch.arange(len(self.order), device=self.order.device)
+        triangle = torch.triu_indices(self.gram_dim, self.gram_dim, device=self.order.device)
         # The triangle's entries are dealt out to the tokens like cards: entry e belongs to token e mod tokens.
-        deal = torch.arange(len(rows), device=rows.device).view(-1, self.tokens).mT.flatten()
-        rows, columns = rows[deal], columns[deal]
+        rows, columns = triangle[:, places.view(-1, self.tokens).mT.flatten()]
         self.order.copy_(rows * self.gram_dim + columns)
-        places = torch.arange(len(rows), device=rows.device)
-        self.mirror[rows * self.gram_dim + columns] = places
-        self.mirror[columns * self.gram_dim + rows] = places
+        self.mirror[rows * self.gram_dim + columns] = self.mirror[columns * self.gram_dim + rows] = places
 
     def forward(self, x: Tensor) -> Tensor:
         (B, n, D), G, P, T = x.shape, self.groups, self.gram_dim, self.tokens
@@ -67,8 +61,7 @@ class GramTokens(nn.Module):
             r = self.reduce_norm(torch.mm(x.reshape(B * n, D), self.reduce.mT))
             r = r.view(B, n, G, P).permute(2, 0, 1, 3).reshape(G * B, n, P)
         else:
-            weight, shift = folded
-            rows = x.reshape(1, B * n, D).expand(G, -1, -1)
+            (weight, shift), rows = folded, x.reshape(1, B * n, D).expand(G, -1, -1)
             r = torch.baddbmm(shift.view(G, 1, P), rows, weight.view(G, P, D).mT).view(G * B, n, P)
         if low := r.dtype in HALF or (r.device.type != "meta" and torch.is_autocast_enabled(r.device.type)):
             # Products of half precision would lose the small entries, and entries of any size overflow it: there the
@@ -99,18 +92,14 @@ def choose_gram_groups(dim: int, tokens: int, gram_dim: int, gram_groups: int | 
     """The channel groups of GramTokens, by default the largest possible up to 32; refuses what does not divide."""
     triangle = gram_dim * (gram_dim + 1) // 2
     if triangle % tokens:
-        raise ValueError(
-            f"the {triangle} entries of a Gram matrix of gram_dim={gram_dim} do not split over {tokens} tokens; "
-            f"choose another number of tokens or another gram_dim"
-        )
+        entries = f"the {triangle} entries of a Gram matrix of gram_dim={gram_dim}"
+        raise ValueError(f"{entries} do not split over {tokens} tokens; choose another number of tokens or gram_dim")
     common = gcd(triangle, dim * tokens)
-    possible = [n for n in range(1, min(common, MOST_GROUPS) + 1) if common % n == 0]
+    possible = [n for n in range(1, min(common, 10_000) + 1) if common % n == 0]
     if gram_groups is None:
         return max(n for n in possible if n <= 32)
     if gram_groups < 1 or common % gram_groups:
         near = min(possible, key=lambda n: abs(n - gram_groups))
-        raise ValueError(
-            f"gram_groups={gram_groups} does not divide both {triangle} Gram entries and dim * tokens = "
-            f"{dim * tokens}; the nearest that does is {near}"
-        )
+        both = f"both {triangle} Gram entries and dim * tokens = {dim * tokens}"
+        raise ValueError(f"gram_groups={gram_groups} does not divide {both}; the nearest that does is {near}")
     return gram_groups

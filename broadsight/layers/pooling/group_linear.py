@@ -10,8 +10,7 @@ from ..kernels.products import group_product
 class GroupLinear(nn.Module):
     """A linear layer for each group. (G, N, in_features) -> (G, N, out_features).
 
-    The weight is (G, out_features, in_features). The bias is one row of G * out_features numbers, so that whoever
-    exempts vectors from weight decay exempts it.
+    The bias is one row of G * out_features numbers, so that whoever exempts vectors from weight decay exempts it.
     """
 
     def __init__(self, groups: int, in_features: int, out_features: int):
@@ -41,8 +40,7 @@ class GroupLayerNorm(nn.Module):
     def __init__(self, groups: int, dim: int, eps: float):
         super().__init__()
         self.groups, self.dim, self.eps = groups, dim, eps
-        self.weight = nn.Parameter(torch.empty(groups * dim))
-        self.bias = nn.Parameter(torch.empty(groups * dim))
+        self.weight, self.bias = nn.Parameter(torch.empty(groups * dim)), nn.Parameter(torch.empty(groups * dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -63,16 +61,13 @@ class LeanDropout(nn.Dropout):
     """nn.Dropout. On the CPU torch keeps the noise as numbers there, though it has an operator that keeps a mask."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or not self.p:
-            return input
-        return torch.native_dropout(input, self.p, True)[0]
+        return torch.native_dropout(input, self.p, True)[0] if self.training and self.p else input
 
 
 class GroupMlp(nn.Module):
     """Two linear layers with ReLU between them, each cut into channel groups. (G, N, dim) -> (G, N, dim).
 
-    Between the layers the hidden channels are dealt out like cards, channel e to block e mod channel_groups, so that
-    every block of the second layer sees every block of the first.
+    In between, channel e is dealt to block e mod channel_groups: every block then sees every one of the first layer.
     """
 
     def __init__(self, groups: int, dim: int, hidden: int, channel_groups: int = 1, drop: float = 0.0):

@@ -21,11 +21,9 @@ class MergeMaps(nn.Module):
     channels-last in memory.
 
     Args:
-        channels: Channels of each map.
-        dim: Channels of the result.
+        channels, dim: Channels of each map, and of the result.
         level: Position of the map that fixes the grid. 0 or less: only the last map is used, without the others.
-        resize: "release": shrink bilinearly, grow by averaging, as the released weights were trained; "ga": shrink by
-            averaging, grow bilinearly.
+        resize: "release": shrink bilinearly, grow by averaging, as the released weights were; "ga": the reverse.
     """
 
     def __init__(self, channels: Sequence[int], dim: int, level: int, resize: str = "release"):

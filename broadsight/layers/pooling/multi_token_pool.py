@@ -18,19 +18,12 @@ from .merge_maps import MergeMaps, check_features, rows_of
 
 
 class GroupLogits(NamedTuple):
-    """Logits of every group, for losses and analysis. B images, G groups, T tokens in a group, C classes.
+    """Logits of every group, for losses and analysis. B images, G groups, T tokens in a group, C classes."""
 
-    Args:
-        tokens: (B, G, C), what each group says; None from a light pool, which has dropped these classifiers.
-        average: (B, G, C), what each group's averaged token says; None without an averaged token.
-        per_token: (B, G, T, C), the share of each token in `tokens`, without the bias; only if asked for.
-        distill: (B, G, C), what each group's distillation tokens say; None without such tokens.
-    """
-
-    tokens: Tensor | None
-    average: Tensor | None = None
-    per_token: Tensor | None = None
-    distill: Tensor | None = None
+    tokens: Tensor | None  # (B, G, C), what each group says; None from a light pool, which has no such classifiers
+    average: Tensor | None = None  # (B, G, C), what each group's averaged token says, if there is one
+    per_token: Tensor | None = None  # (B, G, T, C), the share of each token in `tokens`, without the bias; if asked for
+    distill: Tensor | None = None  # (B, G, C), what each group's distillation tokens say, if there are some
 
 
 def settings_of_map(groups, dim, heads, mlp_dim, level, attn_dim, tokens, light=False) -> dict[str, Any]:
@@ -64,8 +57,7 @@ class MultiTokenPool(nn.Module):
     The average of the groups' logits is the result. `forward_groups` gives the parts that `MultiTokenLoss` trains.
 
     Args:
-        channels: Channels of each map, lowest level first.
-        num_classes: Classes; 0 makes `forward` return the normed tokens (B, num_features).
+        channels, num_classes: Channels of each map, lowest level first; 0 classes: `forward` returns the normed tokens.
         level: Position of the map whose grid all maps are brought to. 0 or less: only the last map is pooled.
         dim: Width of the merged map and the tokens.
         groups, tokens: Groups, and class tokens in each.
@@ -78,11 +70,9 @@ class MultiTokenPool(nn.Module):
         head_mixing: Mix the attention heads before and after the soft-max.
         classifier: "norm" for a LayerNorm before the linear classifier of the tokens, or "linear".
         drop, fc_drop: Dropout of attention, projection and MLP, and before the classifiers.
-        light: Classify with the averaged token alone, without token classifiers; for inference: what is trained is the
-            full pool, which `lighten` cuts down.
+        light: Classify with the averaged token alone, for inference; `lighten` cuts down a full pool that was trained.
         resize: How maps are resized: "release", or "ga" for the sound opposite; see MergeMaps.
-        layers: Attention blocks.
-        distill_tokens: Further tokens in each group that learn from a teacher (see MultiTokenDistillationLoss).
+        layers, distill_tokens: Attention blocks; further tokens in each group that learn from a teacher.
     """
 
     def __init__(

@@ -16,10 +16,9 @@ from .merge_maps import MergeMaps, rows_of
 class MultiTokenNeck(nn.Module):
     """Adds to every stage a vector that its share of the class tokens found in the whole image (MAP, section 4.3).
 
-    [(B, C_i, H_i, W_i)] -> the same shapes, so that any FPN, UPerNet or other decoder may follow; a dict of maps, as
-    torchvision's detectors pass around, gives a dict. The maps are merged into one, learned tokens attend to it, and
-    the tokens are shared out to the stages in equal consecutive parts. The last layers start at zero: a new neck
-    changes nothing. The cost grows linearly with the number of positions.
+    [(B, C_i, H_i, W_i)] -> the same shapes, so that any decoder may follow; a dict of maps, as torchvision's detectors
+    pass around, gives a dict. The maps are merged into one, learned tokens attend to it, and the tokens are shared out
+    to the stages in equal consecutive parts. The last layers start at zero: a new neck changes nothing.
 
     Args:
         channels: Channels of each stage, lowest level first.
@@ -28,8 +27,7 @@ class MultiTokenNeck(nn.Module):
         level: Position of the stage whose grid all are brought to; by default the last but one, at stride 16.
         heads, attn_dim: Attention heads, one for every 32 channels by default, and their width, as `dim` if None.
         mlp_ratio, mlp_groups: Hidden width of the MLP over `dim`, and its channel groups.
-        gram: Tokens from the Gram matrix instead of learned ones; its batch statistics want larger batches than
-            detectors have.
+        gram: Tokens from the Gram matrix, whose batch statistics want large batches, instead of learned ones.
         norm: Of the merged map: "batch", "frozen" (a BatchNorm that keeps its statistics) or "group".
         drop: Dropout of attention, projection and MLP.
         resize: As in MergeMaps.
@@ -56,10 +54,8 @@ class MultiTokenNeck(nn.Module):
         stages = len(channels)
         attn_dim, heads = attn_dim or dim, heads or max(1, dim // 32)
         if (groups * tokens) % stages:
-            raise ValueError(
-                f"groups={groups} of tokens={tokens} are {groups * tokens} tokens, which do not split over {stages} "
-                f"stages; choose a multiple of {stages}"
-            )
+            made = f"groups={groups} of tokens={tokens} are {groups * tokens} tokens"
+            raise ValueError(f"{made}, which do not split over {stages} stages; choose a multiple of {stages}")
         check_choice("norm", norm, ("batch", "frozen", "group"))
         check_divides("attn_dim", attn_dim, "heads", heads)
         check_divides("dim", dim, "mlp_groups", mlp_groups)

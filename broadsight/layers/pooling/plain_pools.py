@@ -14,18 +14,16 @@ from .merge_maps import check_features
 class PlainPool(nn.Module):
     """Pools the last feature map into a vector and classifies it. [(B, C_i, H_i, W_i)] -> (B, num_classes).
 
-    Args:
-        channels: Channels of each map, lowest level first.
-        num_classes: Classes; 0 makes `forward` return the vector (B, num_features) that `pool` of a subclass gives.
-        drop: Dropout before the classifier.
+    `channels` are those of each map, lowest level first; with no classes the result is the vector (B, num_features)
+    that a subclass's `pool` gives; `drop` is the dropout before the classifier.
     """
 
     fc: nn.Module
     like: Tensor
 
-    def __init__(self, channels: Sequence[int], num_classes: int, num_features: int, drop: float = 0.0):
+    def __init__(self, channels: Sequence[int], num_classes: int, num_features: int = 0, drop: float = 0.0):
         super().__init__()
-        self.channels, self.dim, self.num_features = tuple(channels), channels[-1], num_features
+        self.channels, self.dim, self.num_features = tuple(channels), channels[-1], num_features or channels[-1]
         self.drop = nn.Dropout(drop)
         self.register_buffer("like", torch.empty(0), persistent=False)  # knows device and dtype, with or without layers
         self.reset_classifier(num_classes)
@@ -61,7 +59,7 @@ class AveragePool(PlainPool):
     """The mean over all positions (GAP), normed if asked for, and a linear classifier."""
 
     def __init__(self, channels: Sequence[int], num_classes: int, *, norm: bool = False, drop: float = 0.0):
-        super().__init__(channels, num_classes, channels[-1], drop)
+        super().__init__(channels, num_classes, drop=drop)
         self.norm: nn.Module = nn.LayerNorm(channels[-1], eps=1e-6) if norm else nn.Identity()
 
     def pool(self, x: Tensor) -> Tensor:
@@ -72,19 +70,15 @@ class AveragePool(PlainPool):
 class FlattenPool(PlainPool):
     """All positions side by side into two fully connected layers, as VGG ends.
 
-    Args:
-        grid: Height and width of the map that the layers are made for; any other is averaged to it first.
-        hidden: Width of both layers; 0 for the map's channels.
+    The layers are `hidden` wide (0: as the map's channels) and made for a `grid`, to which any other map is averaged.
     """
 
     def __init__(
         self, channels: Sequence[int], num_classes: int, *, grid: tuple[int, int], hidden: int = 0, drop: float = 0.0
     ):
-        hidden = hidden or channels[-1]
         super().__init__(channels, num_classes, hidden, drop)
-        self.grid = grid
-        self.fc1 = nn.Linear(channels[-1] * grid[0] * grid[1], hidden)
-        self.fc2 = nn.Linear(hidden, hidden)
+        self.grid, hidden = grid, self.num_features
+        self.fc1, self.fc2 = nn.Linear(channels[-1] * grid[0] * grid[1], hidden), nn.Linear(hidden, hidden)
 
     def pool(self, x: Tensor) -> Tensor:
         return F.relu(self.fc2(self.drop(F.relu(self.fc1(self.to_grid(x).flatten(1))))))
@@ -97,18 +91,14 @@ class FlattenPool(PlainPool):
 class FourierPool(PlainPool):
     """Magnitudes of the lowest frequencies of every channel, which shifting the image does not change (DFT pooling).
 
-    Args:
-        frequencies: How many along each axis, the constant one included.
-        hidden: Width of the layer after them; 0 for the map's channels.
+    So many frequencies along each axis, the constant one included; then a `hidden` layer (0: as the map's channels).
     """
 
     def __init__(
         self, channels: Sequence[int], num_classes: int, *, frequencies: int = 4, hidden: int = 0, drop: float = 0.0
     ):
-        hidden = hidden or channels[-1]
         super().__init__(channels, num_classes, hidden, drop)
-        self.frequencies = frequencies
-        self.fc1 = nn.Linear(channels[-1] * frequencies**2, hidden)
+        self.frequencies, self.fc1 = frequencies, nn.Linear(channels[-1] * frequencies**2, self.num_features)
 
     def pool(self, x: Tensor) -> Tensor:
         return F.relu(self.fc1(self.magnitudes(x).flatten(1)))
@@ -116,16 +106,14 @@ class FourierPool(PlainPool):
     def magnitudes(self, x: Tensor) -> Tensor:
         """|DFT| / (H*W) at the lowest frequencies. (B, C, H, W) -> (B, C, frequencies, frequencies)."""
         # Two small products instead of a whole transform: few frequencies are wanted, and exporters know products.
-        cos_h, sin_h = self.waves(x.shape[2], x)
-        cos_w, sin_w = self.waves(x.shape[3], x)
+        (cos_h, sin_h), (cos_w, sin_w) = self.waves(x.shape[2], x), self.waves(x.shape[3], x)
         cosine, sine = x @ cos_w.mT, x @ sin_w.mT  # B C H f
         real, imaginary = cos_h @ cosine - sin_h @ sine, cos_h @ sine + sin_h @ cosine  # B C f f
         return (real.square() + imaginary.square() + torch.finfo(x.dtype).tiny).sqrt()
 
     def waves(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines over one axis, divided by its length. Each (frequencies, length)."""
-        place, frequency = (
-            torch.arange(n, device=like.device, dtype=torch.float32) for n in (length, self.frequencies)
-        )
+        lengths = length, self.frequencies
+        place, frequency = (torch.arange(n, device=like.device, dtype=torch.float32) for n in lengths)
         angle = 2 * math.pi / length * frequency[:, None] * place
         return angle.cos().to(like.dtype) / length, angle.sin().to(like.dtype) / length

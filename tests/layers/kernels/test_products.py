@@ -103,9 +103,6 @@ def test_product__autocast_keeps_the_gradients_precision(ours, plain, draw, kept
         assert_close(one.double(), other, tolerance=0.03)
 
 
-# ---- how gradients lie in memory
-
-
 @pytest.mark.parametrize(
     ("product", "draw"),
     [(group_product, group_inputs), (map_product, map_inputs), (map_product, lambda: map_inputs(channels_last=True))],
@@ -118,18 +115,15 @@ def test_layout__gradients_lie_as_their_tensors(product, draw):
     assert [x.stride() for x in gradients] == [x.stride() for x in inputs]
 
 
-def test_layout__of_torchs_own_gradient_is_another():
+def test_layout__of_torchs_own_gradient_is_another_and_of_samples_that_of_their_maps():
     x, weight = group_inputs()
     _, transposed = torch.autograd.grad(torch.bmm(x, weight.mT), [x, weight], torch.randn(3, 4, 2).double())
     assert transposed.stride() != weight.stride()  # what the function is for
-
-
-@pytest.mark.parametrize("ratio", [2, 4])
-def test_layout__sample_gradients_lie_as_their_maps(ratio):
-    x = numbers(2, 3, 2 * ratio, 5 * ratio)
-    sampled = MiddleSample.apply(x, ratio)
-    (gradient,) = torch.autograd.grad(sampled, x, torch.randn_like(sampled))
-    assert sampled.shape == (2, 3, 2, 5) and gradient.stride() == x.stride()
+    for ratio in (2, 4):
+        x = numbers(2, 3, 2 * ratio, 5 * ratio)
+        sampled = MiddleSample.apply(x, ratio)
+        (gradient,) = torch.autograd.grad(sampled, x, torch.randn_like(sampled))
+        assert sampled.shape == (2, 3, 2, 5) and gradient.stride() == x.stride()
 
 
 @pytest.mark.parametrize(
@@ -147,9 +141,6 @@ def test_layout__strided_inputs_are_read_right(function, plain, inputs):
     assert_same_gradients(got, expected, inputs)
 
 
-# ---- the middle of every cell
-
-
 @pytest.mark.parametrize("grid", [(1, 1), (3, 2), (2, 5)])
 @pytest.mark.parametrize("ratio", [2, 4, 6, 8])
 def test_middle_sample__is_bilinear_resizing(ratio, grid):
@@ -158,9 +149,6 @@ def test_middle_sample__is_bilinear_resizing(ratio, grid):
     expected = F.interpolate(x, grid, mode="bilinear", align_corners=False)
     assert_close(got, expected, tolerance=1e-13)
     assert_same_gradients(got, expected, [x])
-
-
-def test_middle_sample__by_hand():
     x = torch.arange(32.0).view(1, 1, 4, 8)
     assert MiddleSample.apply(x, 4).tolist() == [[[[(9 + 10 + 17 + 18) / 4, (13 + 14 + 21 + 22) / 4]]]]
 

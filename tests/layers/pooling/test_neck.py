@@ -53,11 +53,8 @@ def by_hand(neck: MultiTokenNeck, features: list[torch.Tensor]) -> list[torch.Te
     hidden = F.layer_norm(tokens, (D,), block.norm2.weight, block.norm2.bias, 1e-6)
     hidden = F.relu(F.linear(hidden, block.mlp.fc1.weight[0], block.mlp.fc1.bias))
     tokens = tokens + F.linear(hidden, block.mlp.fc2.weight[0], block.mlp.fc2.bias)
-    told = []
-    for i, x in enumerate(features):
-        part = tokens[:, 2 * i : 2 * i + 2].mean(1)
-        told.append(x + neck.to_stages[i](neck.norms[i](part))[:, :, None, None])
-    return told
+    parts = [tokens[:, 2 * i : 2 * i + 2].mean(1) for i in range(4)]
+    return [x + neck.to_stages[i](neck.norms[i](parts[i]))[:, :, None, None] for i, x in enumerate(features)]
 
 
 @pytest.mark.parametrize(
@@ -72,12 +69,16 @@ def test_neck__is_an_identity_at_first(options):
             assert torch.equal(before, after)
 
 
-def test_neck__equals_the_text():
+def test_neck__equals_the_text_for_lists_and_dicts():
     ours = randomize(neck()).eval()
     features = stages()
     for i, (got, expected) in enumerate(zip(ours(features), by_hand(ours, features), strict=True)):
         assert not torch.equal(expected, features[i])
         assert_close(got, expected, f"stage {i}", 1e-10)
+    ours, features = randomize(neck()).eval(), OrderedDict(zip("abcd", stages(), strict=True))
+    told = ours(features)
+    assert isinstance(told, OrderedDict) and list(told) == list("abcd")
+    assert all(map(torch.equal, told.values(), ours(list(features.values()))))
 
 
 def test_neck__gradient_reaches_every_stage_through_the_tokens():
@@ -108,21 +109,11 @@ def test_neck__any_number_of_stages(count):
     assert all(torch.equal(a, b) for a, b in zip(ours(features), features, strict=True))
 
 
-def test_neck__dict_in_dict_out():
-    ours, features = randomize(neck()).eval(), OrderedDict(zip("abcd", stages(), strict=True))
-    told = ours(features)
-    assert isinstance(told, OrderedDict) and list(told) == list("abcd")
-    assert all(map(torch.equal, told.values(), ours(list(features.values()))))
-
-
-def test_norm__frozen_keeps_its_statistics():
+def test_norm__frozen_keeps_its_statistics_and_group_sees_one_image():
     for norm, frozen in [("frozen", True), ("batch", False)]:
         ours = neck(norm=norm).train()
         ours(stages())
         assert ours.merge.norm.training != frozen and ours.merge.norm.running_mean.any() != frozen
-
-
-def test_norm__group_sees_one_image():
     ours = randomize(neck(norm="group"))
     assert isinstance(ours.merge.norm, nn.GroupNorm)
     features = stages()

@@ -1,6 +1,7 @@
 """The poolings that MAP is compared with, against torch's own operations."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from tests.refusals import refused
 
 CHANNELS = (4, 6, 10)
 CLASSES = 7
-
 
 POOLS = {
     "average": partial(AveragePool, CHANNELS, CLASSES),
@@ -37,11 +37,8 @@ def drawn(make, **options) -> nn.Module:
     return randomize(make(**options)).double().eval()
 
 
-# ---- what all of them do
-
-
 @each_pool
-def test_pool__classifies_the_last_map_alone(make):
+def test_pool__classifies_the_last_map_alone_and_takes_a_new_classifier(make):
     pool, features = drawn(make), maps()
     pooled = pool(features, pre_logits=True)
     assert pooled.shape == (3, pool.num_features)
@@ -50,17 +47,6 @@ def test_pool__classifies_the_last_map_alone(make):
     assert torch.equal(pool.classify(features[-1]), pool(features))
     assert torch.equal(pool([torch.full_like(x, torch.nan) for x in features[:-1]] + features[-1:]), pool(features))
     assert not torch.allclose(pool([*features[:-1], features[-1].flip(1)]), pool(features))
-
-
-@each_pool
-def test_pool__every_parameter_receives_a_gradient(make):
-    pool = drawn(make).train()
-    pool(maps()).square().sum().backward()
-    assert [name for name, p in pool.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []
-
-
-@each_pool
-def test_pool__new_classifier(make):
     pool, features = drawn(make), maps()
     pooled, before = pool(features, pre_logits=True), pool.fc.weight
     pool.reset_classifier(5)
@@ -76,7 +62,10 @@ def test_pool__new_classifier(make):
 
 
 @each_pool
-def test_pool__dropout_in_training_alone(make):
+def test_pool__every_parameter_receives_a_gradient_and_dropout_acts_in_training_alone(make):
+    pool = drawn(make).train()
+    pool(maps()).square().sum().backward()
+    assert [name for name, p in pool.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []
     pool, features = drawn(make, drop=0.5), maps(batch=8)
     seen = []
     pool.fc.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -87,15 +76,11 @@ def test_pool__dropout_in_training_alone(make):
 
 
 @each_pool
-def test_pool__wrong_maps_are_refused(make):
+def test_pool__takes_any_memory_format_and_half_precision_but_no_wrong_maps(make):
     pool, features = drawn(make), maps()
     refused(r"2 feature maps; expected a list of 3 maps with \(4, 6, 10\) channels", pool, features[1:])
     refused(r"one tensor; expected a list of 3 maps", pool, features[-1])
     refused(r"expected \(B, C, H, W\) with C = \(4, 6, 10\)", pool, features[::-1])
-
-
-@each_pool
-def test_pool__memory_format_and_half_precision_do_not_matter(make):
     pool, features = drawn(make), maps()
     last, expected = [x.contiguous(memory_format=torch.channels_last) for x in features], pool(features)
     assert last[-1].stride() != features[-1].stride()
@@ -103,9 +88,6 @@ def test_pool__memory_format_and_half_precision_do_not_matter(make):
     half = pool.bfloat16()([x.bfloat16() for x in features])
     assert half.dtype == torch.bfloat16
     assert_close(half.double(), expected, tolerance=0.05)
-
-
-# ---- each of them
 
 
 @pytest.mark.parametrize("size", [(1, 1), (6, 4), (5, 9)])
@@ -134,11 +116,10 @@ def test_flatten__by_hand(hidden):
 def test_flatten__other_grids_are_averaged_to_its_own(size):
     pool, x = drawn(flatten), torch.randn(2, 10, *size, dtype=torch.float64)
     grid = torch.empty(2, 10, 3, 2, dtype=torch.float64)
-    for i in range(3):
-        for j in range(2):
-            rows = slice(i * size[0] // 3, -(-(i + 1) * size[0] // 3))
-            columns = slice(j * size[1] // 2, -(-(j + 1) * size[1] // 2))
-            grid[:, :, i, j] = x[:, :, rows, columns].mean((2, 3))
+    for i, j in product(range(3), range(2)):
+        rows = slice(i * size[0] // 3, -(-(i + 1) * size[0] // 3))
+        columns = slice(j * size[1] // 2, -(-(j + 1) * size[1] // 2))
+        grid[:, :, i, j] = x[:, :, rows, columns].mean((2, 3))
     assert_close(pool.pool(x), pool.pool(grid), tolerance=1e-12)
 
 
