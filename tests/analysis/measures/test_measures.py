@@ -12,6 +12,7 @@ import torch
 import broadsight
 from broadsight import analysis
 from broadsight.analysis.measures import MEASURES, check_suits, find_measure, front, logits, suiting
+from broadsight.analysis.measures.base import taken
 from tests.evaluation.test_robustness import bright, finds_bright
 from tests.training.small_runs import refusal
 
@@ -86,7 +87,7 @@ def test_options_are_arguments(name):
     assert 1 <= measure.least <= measure.samples
     usual = measure.settings({})
     assert set(usual) == set(measure.options)
-    run, plot = measure.of_run(usual), measure.of_plot(usual)
+    run, plot = measure.of_run(usual), taken(measure.plot, usual)
     assert {**run, **plot} == usual
     if name != "front":
         assert {"batch_size", "seen"} <= set(inspect.signature(measure.run).parameters)
@@ -138,11 +139,6 @@ def test_kinds_of_options():
     ):
         said = refusal(lambda name=name, option=option, value=value: MEASURES[name].settings({option: value}))
         assert f"{option}={value}; expected a value like" in said
-
-
-def test_labels_are_needed_for_a_target():
-    found = {target: MEASURES["interaction"].labels_for({"target": target}) for target in (None, "label")}
-    assert found == {None: "no", "label": "needed"}
 
 
 def test_rows_of_entropy_and_logits():
