@@ -65,22 +65,19 @@ def analyze(request: Request, progress: Progress = lambda done, total, doing: No
     """
     _check_order(request)
     measure = find_measure(str(request.measure))
-    request.refuse_ignored(_facts(measure, request))
-    with outside_allowed(request.allow_outside):
-        return (analyze_front if measure.takes == "files" else analyze_models)(request, measure, progress)
-
-
-def _facts(measure: Measure, request: Request) -> dict[str, str | None]:
-    """What options are for, see `Option.of`: None, or why it does not hold of this analysis."""
     named = [one for one in request.models if isinstance(one, str)]
     written = [one for one in named if measure.takes == "files" and Path(one).is_file()]
     timm_names = [one for one in named if one not in written and not Path(one).is_dir()]
     shown = measure.takes != "files" or request.data is not None or bool(timm_names)
-    first = " ".join(map(str, named[:3]))
-    return {
+    facts = {
         SHOWN: None if shown else "front reads what training and eval have found; give --data to ask again",
-        TIMM_NAMES: None if timm_names or not named else f"{first} brings weights and arguments of its own",
+        TIMM_NAMES: None
+        if timm_names or not named
+        else f"{' '.join(named[:3])} brings weights and arguments of its own",
     }
+    request.refuse_ignored(facts)
+    with outside_allowed(request.allow_outside):
+        return (analyze_front if measure.takes == "files" else analyze_models)(request, measure, progress)
 
 
 def _check_order(request: Request) -> None:

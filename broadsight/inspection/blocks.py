@@ -1,7 +1,4 @@
-"""The blocks of any vision model, in order of execution, and the map that each of them gives.
-
-One pass shows which modules add a branch to their input, and which give a map of the whole image.
-"""
+"""The blocks of any vision model, in order of execution, and the map that each of them gives, found in one pass."""
 
 import functools
 import re
@@ -51,10 +48,9 @@ class Block(Place):
             return layout.as_map(x)
         found = layouts_of(x.shape, image_size, prefixes=[layout.prefix])
         if not found:
-            raise ValueError(
-                f"{self.name} gives {x.shape[1]} tokens for an image of {image_size[0]}x{image_size[1]}, which are no "
-                f"grid after {layout.prefix} others; pass images of {self.image_size[0]}x{self.image_size[1]}"
-            )
+            came = f"{x.shape[1]} tokens for an image of {image_size[0]}x{image_size[1]}"
+            hint = f"pass images of {self.image_size[0]}x{self.image_size[1]}"
+            raise ValueError(f"{self.name} gives {came}, which are no grid after {layout.prefix} others; {hint}")
         return found[0].as_map(x)
 
 
@@ -62,37 +58,32 @@ def find_blocks(model: nn.Module, images: Images) -> list[Block]:
     """The residual blocks of a model, in the order in which they run.
 
     A block is the nearest numbered element of a list or sequence around the addition of a branch that gives a map of
-    the whole image, or the module that adds where nothing is numbered: `layer1.0` of a ResNet, `blocks.0` of a ViT,
-    `stages.0.blocks.0` of most others. All elements of such a list count, with a shortcut or without. Where nothing is
-    added, these are the modules that join branches (Inception, DenseNet); in a plain sequence (VGG) every convolution
-    or linear layer with its norm and activation, by the name of the last of these. Stems, down-sampling, pooling, class
-    attention and heads are not blocks, nor are modules whose map has a single place. Two of the first image run.
+    the whole image, or the module that adds where nothing is numbered. All elements of such a list count, with a
+    shortcut or without. Where nothing is added, these are the modules that join branches (Inception, DenseNet); in a
+    plain sequence (VGG) every convolution or linear layer with its norm and activation, by the name of the last. Stems,
+    down-sampling, pooling, class attention and heads are none, nor are modules whose map has a single place.
     """
     watch = _Watched(model, images)
     found = watch.blocks()
     if not found:
-        raise ValueError(
-            f"{type(watch.model).__name__} has no blocks that give a map of several places; looked for modules that "
-            "add or join branches, and for two convolutions or linear layers in a row; pass an image classifier, such "
-            "as resnet50, deit_small_patch16_224 or mat_2"
-        )
+        looked = "looked for modules that add or join branches, and for two convolutions or linear layers in a row"
+        hint = f"{looked}; pass an image classifier, such as resnet50, deit_small_patch16_224 or mat_2"
+        raise ValueError(f"{type(watch.model).__name__} has no blocks that give a map of several places; {hint}")
     return found
 
 
 def find_layers(model: nn.Module, images: Images, layers: str | Sequence[str]) -> list[Block]:
-    """Any modules that give a map of the whole image, by patterns of their paths, in the order in which they run.
+    """Modules that give a map of the whole image, by patterns such as "*.mixer.static", in the order in which they run.
 
-    In a path * stands for anything, as in "*.mixer.static". Several are a sequence, or separated by commas.
+    Several are a sequence, or separated by commas.
     """
     check_model(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
     inner = uncompiled(model)
     names = {name for name, _ in inner.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
     if not names:
-        raise ValueError(
-            f"no module of {type(inner).__name__} is called {', '.join(patterns)}; * stands for anything, "
-            "as in '*.mlp', and modules are listed by model.named_modules()"
-        )
+        hint = "* stands for anything, as in '*.mlp', and modules are listed by model.named_modules()"
+        raise ValueError(f"no module of {type(inner).__name__} is called {', '.join(patterns)}; {hint}")
     watch = _Watched(model, images)
     found = [block for name in names & watch.calls.keys() if (block := watch.place(name)) is not None]
     if not found:
@@ -148,10 +139,9 @@ class _Watched(FunctionWatch):
             with in_eval_mode(self.model), eager(self.model), self:
                 self.model(moved(image, self.model).repeat(2, 1, 1, 1))
         except Exception as error:
-            raise ValueError(
-                f"{type(self.model).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
-                f"{first_line(error)}; pass images of the size that it was built for"
-            ) from error
+            came = f"an image of {'x'.join(map(str, image.shape[1:]))}: {first_line(error)}"
+            hint = "pass images of the size that it was built for"
+            raise ValueError(f"{type(self.model).__name__} does not take {came}; {hint}") from error
         self.calls = {name: call for name, call in self.calls.items() if call.times}
         self.modules = {name: module for name, module in self.model.named_modules() if name in self.calls}
         self.pools = tuple(f"{name}." for name, m in self.modules.items() if isinstance(m, MultiTokenPool))

@@ -100,22 +100,21 @@ def _answers(found: Any, labels: Any) -> Answers:
     tokens, groups, aggregate = (x if x.dtype == torch.float64 else x.float() for x in (tokens, groups, aggregate))
     if not (tokens.isfinite().all() and groups.isfinite().all()):
         raise ValueError("the model answers with numbers that are not finite; its weights are damaged")
-    return Answers(tokens, groups, aggregate, None if labels is None else _checked(labels, aggregate))
-
-
-def _checked(labels: Any, logits: Tensor) -> Tensor:
-    """Labels (B,) on the device of the logits (B, C)."""
-    try:
-        labels = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"labels are a {type(labels).__name__}; expected class numbers (B,)") from None
-    images, classes = logits.shape
-    if labels.shape != (images,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
-    for label in labels.tolist():
-        if not 0 <= label < classes:
-            raise ValueError(f"a label is {label}, but the model has {classes} classes; expected 0 to {classes - 1}")
-    return labels.to(logits.device)
+    if labels is not None:
+        try:
+            labels = torch.as_tensor(labels)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"labels are a {type(labels).__name__}; expected class numbers (B,)") from None
+        images, classes = aggregate.shape
+        if labels.shape != (images,) or labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
+        for label in labels.tolist():
+            if not 0 <= label < classes:
+                raise ValueError(
+                    f"a label is {label}, but the model has {classes} classes; expected 0 to {classes - 1}"
+                )
+        labels = labels.to(aggregate.device)
+    return Answers(tokens, groups, aggregate, labels)
 
 
 @dataclass(frozen=True)
@@ -225,11 +224,8 @@ def rows(result: TokenVotes) -> Rows:
     def row(name: str, tokens: int, *shares: float | None) -> tuple[Any, ...]:
         return name, tokens, *(None if share is None else 100 * share for share in shares)
 
-    whole = row("all", result.groups * result.tokens, result.bias, result.variance, None)
-    groups = [
-        row(f"group {number}", result.tokens, one.bias, one.apart, one.variance)
-        for number, one in enumerate(result.per_group, 1)
-    ]
+    whole, T = row("all", result.groups * result.tokens, result.bias, result.variance, None), result.tokens
+    groups = [row(f"group {i}", T, one.bias, one.apart, one.variance) for i, one in enumerate(result.per_group, 1)]
     return ("of", "tokens", "wrong %", "tokens apart from all %", "from their group %"), [whole, *groups]
 
 
