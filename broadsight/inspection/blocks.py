@@ -156,8 +156,12 @@ class _Watched(FunctionWatch):
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         name = getattr(func, "__name__", "")
-        if self.running and (name in SUMS or name in JOINS) and _merges(name, args):
-            self.calls[self.running[-1].name].merges.add(name)
+        if self.running and name in (*SUMS, *JOINS):
+            parts = args[0] if name in JOINS and args and isinstance(args[0], tuple | list) else args[:2]
+            # maps, rows or windows of both images
+            fit = all(isinstance(x, Tensor) and x.ndim > 2 and len(x) and len(x) % 2 == 0 for x in parts)
+            if fit and (name in JOINS or (len(parts) > 1 and parts[0].shape == parts[1].shape)):
+                self.calls[self.running[-1].name].merges.add(name)
 
     def blocks(self) -> list[Block]:
         names = self.merging(SUMS) or self.merging(JOINS) or self.plain()
@@ -179,8 +183,9 @@ class _Watched(FunctionWatch):
             inside = sum(other.startswith(f"{name}.") for other in found)
             if inside > 1 or (inside and name not in merging):
                 found.discard(name)  # a stage, not a block
-        kinds = {_kind(name) for name in found if _numbered(name)}
-        found |= {name for name in self.modules if _numbered(name) and _kind(name) in kinds and self.is_block(name)}
+        kinds = {re.sub(r"\d+", "#", name) for name in found if _numbered(name)}
+        alike = (name for name in self.modules if _numbered(name) and re.sub(r"\d+", "#", name) in kinds)
+        found |= set(filter(self.is_block, alike))
         found = {name for name in found if not any(name.startswith(f"{other}.") for other in found)}
         return sorted(found, key=lambda name: self.calls[name].order)
 
@@ -245,14 +250,6 @@ class _Watched(FunctionWatch):
         return lambda x: reroll(x, int(number))
 
 
-def _merges(name: str, args: tuple) -> bool:
-    """Whether a function gets maps, rows or windows of both images to merge."""
-    parts = args[0] if name in JOINS and args and isinstance(args[0], tuple | list) else args[:2]
-    if not all(isinstance(x, Tensor) and x.ndim > 2 and len(x) and len(x) % 2 == 0 for x in parts):
-        return False
-    return name in JOINS or (len(parts) > 1 and parts[0].shape == parts[1].shape)
-
-
 def _shapes(x: Any) -> Any:
     """The same without the content of its tensors: the activations of a whole pass would be many."""
     if isinstance(x, tuple | list):
@@ -262,7 +259,3 @@ def _shapes(x: Any) -> Any:
 
 def _numbered(name: str) -> bool:
     return name.rpartition(".")[2].isdigit()
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"\d+", "#", name)

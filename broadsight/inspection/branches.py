@@ -125,28 +125,24 @@ class _Watched:
         first = bool(call.arguments) and call.arguments[0] is given
         if first and given.ndim == result.ndim and branch.module is not branch.projection:
             front = _inside_sequences(self.tokens(branch.module, "input", given, axis, around))
-        if branch.projection is not None:
-            mid, end = self.at_projection(branch.module, branch.projection, end, around)
+        last = branch.projection
+        if (
+            last is not None
+            and (x := self.calls[last].given) is not None
+            and (y := self.calls[last].result) is not None
+        ):
+            if isinstance(branch.module, ChannelMlp):  # it may add the residual to what its last layer gives
+                end = self.tokens(last, "output", y, 3, around)
+            if isinstance(branch.module, ChannelMlp) or y is result:
+                end = replace(end, module=last, fresh=True, alone=True)
+            if self.are_tokens(x):  # the middle is what the last layer takes, if these are the tokens that it gives
+                mid = self.tokens(last, "input", x, x.ndim - 1 if isinstance(last, nn.Linear) else 1, around)
+                mid = mid if mid.count == end.count else None
         end = _inside_sequences(end)
         return Branch(branch.kind, branch.name, branch.module, branch.projection, front, mid, end)
 
-    def at_projection(
-        self, module: nn.Module, projection: nn.Module, end: Tokens, around: list[nn.Module]
-    ) -> tuple[Tokens | None, Tokens]:
-        """What the last layer takes, if these are the tokens that the branch gives; and the end, there if possible."""
-        call = self.calls[projection]
-        if call.given is None or call.result is None:
-            return None, end
-        axis = call.given.ndim - 1 if isinstance(projection, nn.Linear) else 1
-        mid = self.tokens(projection, "input", call.given, axis, around) if self.are_tokens(call.given) else None
-        if isinstance(module, ChannelMlp):  # it may add the residual to what its last layer gives
-            end = self.tokens(projection, "output", call.result, 3, around)
-        if isinstance(module, ChannelMlp) or call.result is self.calls[module].result:
-            end = replace(end, module=projection, fresh=True, alone=True)
-        return mid if mid and mid.count == end.count else None, end
-
     def beside_windows(self, tokens: Tokens | None, branch: nn.Module) -> Tokens | None:
-        """The same tokens where the image is whole: a norm before, a scale or drop path behind, a block that only cuts."""
+        """The same tokens where the image is whole: a norm before, a scale or drop path behind, or a block around."""
         if tokens is None or not tokens.windowed or tokens.block is None:
             return tokens
         called = [(name, child) for name, child in tokens.block.named_children() if self.calls[child].order >= 0]

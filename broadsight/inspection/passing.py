@@ -69,10 +69,9 @@ def peek(images: Images) -> tuple[Tensor, Images]:
     ahead = images
     if isinstance(images, Iterable) and not isinstance(images, Tensor):
         images, ahead = tee(images)
-    first = next(batches(ahead), None)
-    if first is None:
-        raise ValueError(NO_IMAGES)
-    return first[0][:1], images
+    for batch, _ in batches(ahead):
+        return batch[:1], images
+    raise ValueError(NO_IMAGES)
 
 
 def check_model(model: Any) -> None:

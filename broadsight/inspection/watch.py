@@ -21,10 +21,7 @@ class Call:
 
 
 class FunctionWatch(TorchFunctionMode):
-    """Shows the torch functions called while this is open, and which of the modules named run, by forward hooks.
-
-    What `called` computes is without gradients, and hidden from other watches.
-    """
+    """Shows the torch functions called, and which of the modules named run; hidden from others, without gradients."""
 
     functions: Container[Callable] | None = None  # those to show; all if None
 

@@ -42,11 +42,8 @@ def test_tokens__are_a_grid_in_the_proportions_of_the_image(tokens, prefixes, si
         ((2, 8), None, []),
     ],
 )
-def test_maps__channels_first_or_last(shape, form, expected):
+def test_maps__channels_first_or_last_or_the_nearest_where_nothing_fits(shape, form, expected):
     assert [one.form for one in layouts_of(shape, (64, 96), form=form)] == expected
-
-
-def test_nearest__is_found_where_nothing_fits():
     assert layouts_of((1, 17, 8), (64, 64), prefixes=[0], nearest=True)[0].grid in ((1, 17), (17, 1))
     assert layouts_of((2, 3, 5, 30), (64, 64), nearest=True)[0] == Layout("NHWC", (3, 5))
 

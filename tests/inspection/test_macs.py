@@ -49,14 +49,11 @@ def test_executed__convolutions_and_linear_layers(model, size, expected):
     assert executed_macs(model, size, in_chans=getattr(model, "in_channels", 3)) == expected
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_executed__attention(fused):
+def test_executed__attention_and_a_known_model():
     tokens, dim = 5 * 7, 16
     by_hand = tokens * dim * 3 * dim + 2 * tokens * tokens * dim + tokens * dim * dim
-    assert executed_macs(Attention(dim, 4, fused), (5, 7), in_chans=dim) == by_hand
-
-
-def test_executed__known_model():
+    for fused in (False, True):
+        assert executed_macs(Attention(dim, 4, fused), (5, 7), in_chans=dim) == by_hand
     assert executed_macs(timm.create_model("resnet18"), (224, 224)) / 1e9 == pytest.approx(1.814, abs=5e-4)
 
 
@@ -68,13 +65,12 @@ def test_executed__does_not_depend_on_the_device_or_the_slices(name):
     assert count_calls(model, (3, 3, 64, 48))[0] == 3 * expected
 
 
-def test_count__a_model_that_needs_values_runs_on_the_cpu():
+def test_count__several_inputs_and_models_that_need_values_on_the_cpu():
+    assert count_calls(Made(lambda self, a, b: a @ b), (2, 3, 4), (2, 4, 5)) == (2 * 3 * 4 * 5, 0)
     for model in (needs_values(), needs_values().double()):
         assert executed_macs(model, (4, 6)) == 4 * 6 * 3 * 4
-
-
-def test_count__several_inputs():
-    assert count_calls(Made(lambda self, a, b: a @ b), (2, 3, 4), (2, 4, 5)) == (2 * 3 * 4 * 5, 0)
+    with pytest.raises(RuntimeError, match="channels"):  # an error of the model is not hidden
+        executed_macs(nn.Conv2d(3, 4, 1), (4, 6), in_chans=5)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -88,8 +84,3 @@ def test_count__leaves_the_model_alone(training):
         assert torch.equal(value, state[key]) and value.device.type == "cpu" and value.dtype == state[key].dtype
     assert [len(module._forward_hooks) for module in model.modules()] == [0, 1, 0, 0, 0]
     assert all(module.training == training for module in model.modules())
-
-
-def test_count__errors_of_the_model_are_not_hidden():
-    with pytest.raises(RuntimeError, match="channels"):
-        executed_macs(nn.Conv2d(3, 4, 1), (4, 6), in_chans=5)

@@ -96,10 +96,7 @@ def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", pap
 
 @draws(Fronts, "fronts")
 def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
-    """Draw accuracy over cost: each front a line of steps, models on it in full colour and others pale.
-
-    Published accuracies have hollow marks and broken lines; bars are quartiles.
-    """
+    """Draw accuracy over cost: each front a line of steps, broken for published ones; others are pale."""
     figure = new_figure(1.5 + 6.0 * len(fronts), 5.4)
     panels = figure.subplots(1, len(fronts), squeeze=False).flatten()
     styles: dict[tuple[str, str], tuple[str, str]] = {}  # colour and marker of each source and data

@@ -195,10 +195,7 @@ class _Answers:
 
 
 class Design:
-    """The subsets of patches that are shown of an image, with arguments of `interaction_strength`.
-
-    Orders are numbers of patches here, each once, ascending.
-    """
+    """The subsets of patches that are shown of an image; orders are numbers of patches here, each once, ascending."""
 
     def __init__(self, grid: int | Sequence[int], orders: float | Sequence[float], pairs: int, contexts: int):
         sides = (grid, grid) if isinstance(grid, int) else tuple(grid)

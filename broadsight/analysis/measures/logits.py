@@ -96,10 +96,7 @@ def token_logits(
 
 @draws(TokenLogits, "token_logits")
 def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> Figure:
-    """Draw a panel for each model: `placed` tokens, their groups and the aggregates; `names` are those of classes.
-
-    With the logits of two classes, points below the diagonal are for the first of them.
-    """
+    """Draw a panel for each model: `placed` tokens, their groups and the aggregates; `names` are those of classes."""
     need_matplotlib()
     from matplotlib.lines import Line2D
 
@@ -109,8 +106,15 @@ def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | 
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (label, one) in zip(panels, points.items(), strict=False):
         _draw(panel, one)
-        across, up = _axis_names(one, names)
-        panel.set(title=label, xlabel=across, ylabel=up)
+        axes = ["logit of the true class", "logit of the strongest other class"]
+        if one.explained is not None:
+            axes = [f"principal direction {i}, {part:.0%} of the variance" for i, part in enumerate(one.explained, 1)]
+        elif one.chosen and one.classes is not None:
+            known = dict(enumerate(names or ()))
+            axes = [f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist()]
+        elif one.labels is None:
+            axes[0] = "logit of the answer"
+        panel.set(title=label, xlabel=axes[0], ylabel=axes[1])
     for panel in panels[len(points) :]:
         panel.set_visible(False)
     handles = []
@@ -151,15 +155,6 @@ def _draw(panel: Any, one: TokenLogits) -> None:
 
 def _style(group: int) -> tuple[str, str]:
     return PALETTE[group % (len(PALETTE) - 1)], MARKERS[group % len(MARKERS)]
-
-
-def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> list[str]:
-    if one.explained is not None:
-        return [f"principal direction {i}, {part:.0%} of the variance" for i, part in enumerate(one.explained, 1)]
-    if one.chosen and one.classes is not None:
-        known = dict(enumerate(names or ()))
-        return [f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist()]
-    return [f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"]
 
 
 def _axes(answers: Answers, classes: Sequence[int] | None) -> Tensor:

@@ -236,12 +236,10 @@ class LayerMaps:
         if name in self.blocks:
             return self.blocks[name].map_of(output, self.size)
         x = next((x for x in (output if isinstance(output, tuple | list) else [output]) if isinstance(x, Tensor)), None)
-        if x is not None:
-            prefixes = {block.layout.prefix for block in self.blocks.values() if block.layout.form == "NLC"}
-            form = getattr(self.model, "output_fmt", None)
-            found = layouts_of(x.shape, self.size, form=form, prefixes=sorted(prefixes, reverse=True))
-            if found:
-                return found[0].as_map(x)
+        prefixes = {block.layout.prefix for block in self.blocks.values() if block.layout.form == "NLC"}
+        options: Any = dict(form=getattr(self.model, "output_fmt", None), prefixes=sorted(prefixes, reverse=True))
+        if x is not None and (found := layouts_of(x.shape, self.size, **options)):
+            return found[0].as_map(x)
         what = "no tensor" if x is None else f"shape {tuple(x.shape)}"
         raise ValueError(f"{name!r} gives {what}, which is no map of the image; name another layer: {self.known()}")
 

@@ -36,13 +36,11 @@ class LayerSpectrum(Result):
     spectrum: Tensor  # (h, w) of log-amplitudes, frequency 0 at [h // 2, w // 2]
 
     @property
-    def relative(self) -> tuple[float, ...]:
-        """Log-amplitudes less that of frequency 0."""
+    def relative(self) -> tuple[float, ...]:  # to that of frequency 0
         return tuple(x - self.log_amplitude[0] for x in self.log_amplitude)
 
     @property
-    def high(self) -> float:
-        """The relative log-amplitude of the highest frequency."""
+    def high(self) -> float:  # of the highest frequency
         return self.relative[-1]
 
     def record(self) -> dict[str, Any]:
@@ -116,10 +114,7 @@ def _between(whole: Tensor, row: float, column: float) -> float:
 
 @draws(Spectra, "log_amplitude")
 def plot_spectrum(spectra: Mapping[str, Spectra]) -> Figure:
-    """Draw relative log-amplitudes of each layer, beside them the highest frequency over depth, and below spectra.
-
-    Curves go from dark to bright with depth, and spectra from left to right, up to eight for a model, on one scale.
-    """
+    """Draw relative log-amplitudes of each layer, beside them the highest frequency over depth, and below spectra."""
     layers = [len(one.layers) for one in spectra.values()]
     numbers = [[round(i * (n - 1) / max(min(n, PANELS) - 1, 1)) for i in range(min(n, PANELS))] for n in layers]
     columns = min(len(spectra), COLUMNS)
