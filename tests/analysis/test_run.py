@@ -186,7 +186,7 @@ def test_front_refusals(run, tmp_path):
     assert "holds no accuracy" in refusal(lambda: analyze(Request("front", (str(tmp_path / "bad.json"),))))
 
 
-def test_an_interrupt_keeps_what_is_done(images, run):
+def test_an_interrupt_keeps_what_is_done_and_progress_counts_all_images(images, run):
     def stop(done, total, doing):
         if done > 7:
             raise KeyboardInterrupt
@@ -199,10 +199,7 @@ def test_an_interrupt_keeps_what_is_done(images, run):
     assert "RANDOM" not in heading(found)
     with pytest.raises(KeyboardInterrupt):
         analyze(asked, lambda done, total, doing: stop(8, total, doing))
-
-
-def test_progress_counts_images_of_all_models(images, run):
-    """And runs of one model are called by their folders."""
+    # progress counts images of all models, and runs of one model are called by their folders
     seen = []
     asked = ask("variance", run[0], run[0], data=str(images), batch=4)
     found = analyze(asked, lambda done, total, doing: seen.append((done, total)))
@@ -245,8 +242,7 @@ def test_too_few_images_and_channels_that_do_not_agree(run, tmp_path):
     # channels must agree
     grey, _ = leave_run(tmp_path / "grey", model_args={"in_chans": 1})
     assert "different channels" in refusal(lambda: open_subjects(ask("variance", run[0], grey)))
-    found = analyze(ask("variance", grey, data="scenes:2"))
-    assert found.results["grey"].images == 2
+    assert analyze(ask("variance", grey, data="scenes:2")).results["grey"].images == 2
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch):

@@ -71,10 +71,8 @@ KNOWN = {
     (3, 3): "coatnet_pico_rw_224 pit_ti_224 convit pit_distilled nest",
     (3, 8): "edgenext_xx_small",
     (4, 0): "efficientvit_b0",
-    (4, 4): (
-        "deit_tiny_distilled_patch16_224 cait_xxs24_224 xcit_nano_12_p16_224 pvt_v2_b0 hiera_tiny_224 "
-        "tiny_vit_5m_224 tnt davit twins swinv2"
-    ),
+    (4, 4): """deit_tiny_distilled_patch16_224 cait_xxs24_224 xcit_nano_12_p16_224 pvt_v2_b0 hiera_tiny_224
+        tiny_vit_5m_224 tnt davit twins swinv2""",
     (5, 5): "swin_tiny_patch4_window7_224 levit_128s",
     (5, 8): "efficientformerv2_s0",
     (8, 8): "maxvit_tiny_tf_224 mixer_s32_224",
@@ -132,21 +130,19 @@ def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
     assert [branch.name for branch in branches if part in branch.name.split(".")] == []
 
 
-@pytest.mark.parametrize("pool", ["map", "cap", "gap"])
-def test_left_out__the_swapped_pool(pool):
-    model = broadsight.swap_pool(created("test_vit"), pool)
-    branches = find_branches(model)
+def test_left_out__the_swapped_pool():
     names = [f"backbone.blocks.{i}.{k}" for i in range(6) for k in ("attn", "mlp")]
-    assert [branch.name for branch in branches] == names  # the last map is the last block's: none is cut off
-    assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
+    for pool in ("map", "cap", "gap"):
+        branches = find_branches(broadsight.swap_pool(created("test_vit"), pool))
+        assert [branch.name for branch in branches] == names  # the last map is the last block's: none is cut off
+        assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
 
 
 # By the axes of channels at front, mid and end.
 AXES = {
     (2, 2, 2): "test_vit.attn test_vit.mlp mixer_s32_224.mlp levit_128s.mlp",
-    (3, 3, 3): (
-        "test_convnext.mlp maxvit_tiny_tf_224.attn nest.attn stvit.mlp emsnet.attn emsnet.mlp mat.mlp partialformer.mlp"
-    ),
+    (3, 3, 3): """test_convnext.mlp maxvit_tiny_tf_224.attn nest.attn stvit.mlp emsnet.attn emsnet.mlp mat.mlp
+        partialformer.mlp""",
     (1, 1, 1): "convnext_atto.mlp poolformer_s12.mlp coatnet_pico_rw_224.attn",
     (1, None, 1): "mixer_s32_224.attn gmixer.attn resmlp_12_224.attn",
     (None, 2, 2): "vit_parallel.attn vit_parallel.mlp",
@@ -219,15 +215,11 @@ def test_class_token__of_some_branches_alone():
     assert split == [("attn", True), ("mlp", False)] * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "behind"),
-    [
-        ("swin_tiny_patch4_window7_224", "norm1", "drop_path1"),
-        ("swinv2", None, "norm1"),
-        ("maxvit_tiny_tf_224", "norm1", "ls1"),
-        ("tiny_vit_5m_224", None, "drop_path1"),
-    ],
-)
+BESIDE = [("swin_tiny_patch4_window7_224", "norm1", "drop_path1"), ("swinv2", None, "norm1")]
+BESIDE += [("maxvit_tiny_tf_224", "norm1", "ls1"), ("tiny_vit_5m_224", None, "drop_path1")]
+
+
+@pytest.mark.parametrize(("name", "before", "behind"), BESIDE)
 def test_windows__the_middle_sees_them_and_the_ends_where_there_is_no_other_place(name, before, behind):
     branches = branches_of(name)
     assert not any(tokens.windowed for branch in branches if branch.kind == "mlp" for tokens in places(branch))
@@ -249,10 +241,7 @@ def test_windows__one_that_covers_the_image_is_one_too_but_a_whole_batch_is_none
         assert branch.mid.windowed != channels, branch.name
     # Inside ours, which gives whole maps, in every stage: where there is one window alone, a larger image has several
     assert [(branch.end.windowed, branch.mid.windowed) for branch in found("mat", "attn")] == [(False, True)] * 2
-
-
-def test_windows__a_place_that_serves_two_branches_is_none():
-    """One module for the stochastic depth of both branches: what is added there would be in both."""
+    # nor is a place that serves two branches, such as one stochastic depth: what is added there would be in both
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(2,), num_heads=(1,))
     for block in model.layers[0].blocks:
         block.drop_path1 = block.drop_path2 = nn.Identity()

@@ -36,20 +36,14 @@ def needs_values() -> nn.Module:
     return Made(lambda self, x: self.conv(x) if x.sum().item() == 0 else x, conv=nn.Conv2d(3, 4, 1))
 
 
-@pytest.mark.parametrize(
-    ("model", "size", "expected"),
-    [
+def test_executed__layers_attention_and_a_known_model():
+    for model, size, expected in (
         (nn.Conv2d(3, 8, 5, stride=2, padding=2), (20, 30), 10 * 15 * 8 * 3 * 5 * 5),
         (nn.Conv2d(4, 8, 3, groups=2), (9, 9), 7 * 7 * 8 * 2 * 3 * 3),
         (nn.Conv2d(4, 4, 3, padding=1, groups=4), (9, 9), 9 * 9 * 4 * 3 * 3),
         (nn.Sequential(nn.Flatten(), nn.Linear(72, 10), nn.ReLU(), nn.Linear(10, 2)), (4, 6), 72 * 10 + 10 * 2),
-    ],
-)
-def test_executed__convolutions_and_linear_layers(model, size, expected):
-    assert executed_macs(model, size, in_chans=getattr(model, "in_channels", 3)) == expected
-
-
-def test_executed__attention_and_a_known_model():
+    ):
+        assert executed_macs(model, size, in_chans=getattr(model, "in_channels", 3)) == expected
     tokens, dim = 5 * 7, 16
     by_hand = tokens * dim * 3 * dim + 2 * tokens * tokens * dim + tokens * dim * dim
     for fused in (False, True):

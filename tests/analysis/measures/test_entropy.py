@@ -168,24 +168,20 @@ def test_product__of_every_kind(options, dtype, limit, monkeypatch):
     assert found.keys == 6
 
 
-def test_product__arguments_by_position_and_one_query_for_all_images():
+def test_product__arguments_by_position_one_query_for_all_images_and_masked_rows():
     x, q = torch.randn(2, 3, 5, 8), torch.randn(3, 1, 8)
     found = measured(lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.0, True), x)
     assert_rows(found, entropy(seen_by_torch(x, x, is_causal=True)))
     found = measured(lambda x: F.scaled_dot_product_attention(q.expand(2, -1, -1, -1), x, x), x)
     assert_rows(found, entropy((q * 8**-0.5 @ x.mT).softmax(-1)))
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_masked_rows__are_left_out(fused):
-    x, mask = torch.randn(2, 3, 5, 8), torch.ones(5, 5, dtype=torch.bool)
+    mask = torch.ones(5, 5, dtype=torch.bool)
     mask[1] = False
 
     def plain(x: Tensor) -> Tensor:
         return (x * 8**-0.5 @ x.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ x
 
-    found = measured(lambda x: sdpa(x, attn_mask=mask) if fused else plain(x), x)
-    assert_rows(found, entropy((x * 8**-0.5 @ x.mT).softmax(-1))[:, :, [0, 2, 3, 4]])
+    for attend in (lambda x: sdpa(x, attn_mask=mask), plain):
+        assert_rows(measured(attend, x), entropy((x * 8**-0.5 @ x.mT).softmax(-1))[:, :, [0, 2, 3, 4]])
 
 
 def asks(self: Made, x: Tensor, need_weights: bool = False) -> Any:
@@ -298,10 +294,26 @@ def test_families__one_entry_for_every_attention(name, pattern):
         assert len(one.heads) == getattr(module, "heads" if name.startswith("hiera") else "num_heads")
 
 
-def test_families__blocks_that_attend_by_themselves():
+def test_blocks_that_attend_by_themselves_and_layers_of_ours():
+    """Super tokens without their association with pixels, a soft-max too; a background apart from the foreground."""
     model = timm.create_model("vit_base_patch16_xp_224", embed_dim=48, depth=2, num_heads=3, img_size=64)
     found = attention_entropy(model, torch.randn(2, 3, 64, 64))
     assert {name: (len(x.heads), x.keys) for name, x in found.items()} == {"blocks.0": (3, 17), "blocks.1": (3, 17)}
+    assert_sensible(found)
+    attn = randomize(SuperTokenAttention(16, cell=4, heads=2))
+    found = attention_entropy(Made(lambda self, x: self.attn(x), attn=attn), torch.randn(2, 16, 12, 20))
+    assert list(found) == ["attn"] and found["attn"].keys == 15 and len(found["attn"].heads) == 2
+
+    def call(self: Made, x: Tensor) -> Tensor:
+        return self.attn(x.flatten(2).mT, x.flatten(2).sum(1))
+
+    model = Made(call, attn=PartialAttention(16, 2, (1, 4), head_expansion=3))
+    found = attention_entropy(model, torch.zeros(2, 16, 4, 5))
+    assert [(one.keys, len(one.heads)) for one in found.values()] == [(6, 6), (20, 1)]  # five and the abstract token
+    assert [*found.values()] == pytest.approx([math.log(6), math.log(15)], abs=1e-2)  # nobody looks at the foreground
+    pooled = broadsight.swap_pool("test_resnet", "map", num_classes=5)
+    found = attention_entropy(pooled, torch.randn(2, 3, 64, 64))
+    assert len(found) == 1
     assert_sensible(found)
 
 
@@ -323,25 +335,6 @@ def test_ours__alone_in_slices_and_fused_the_same(name, monkeypatch):
     for other in (attention_entropy(model, x), attention_entropy(broadsight.fuse(model), x)):
         assert list(other) == list(found)
         assert all(one == pytest.approx(two, abs=2e-3) for one, two in zip(other.values(), found.values(), strict=True))
-
-
-def test_layers_of_ours__by_themselves():
-    """Super tokens without their association with pixels, a soft-max too; a background apart from the foreground."""
-    attn = randomize(SuperTokenAttention(16, cell=4, heads=2))
-    found = attention_entropy(Made(lambda self, x: self.attn(x), attn=attn), torch.randn(2, 16, 12, 20))
-    assert list(found) == ["attn"] and found["attn"].keys == 15 and len(found["attn"].heads) == 2
-
-    def call(self: Made, x: Tensor) -> Tensor:
-        return self.attn(x.flatten(2).mT, x.flatten(2).sum(1))
-
-    model = Made(call, attn=PartialAttention(16, 2, (1, 4), head_expansion=3))
-    found = attention_entropy(model, torch.zeros(2, 16, 4, 5))
-    assert [(one.keys, len(one.heads)) for one in found.values()] == [(6, 6), (20, 1)]  # five and the abstract token
-    assert [*found.values()] == pytest.approx([math.log(6), math.log(15)], abs=1e-2)  # nobody looks at the foreground
-    pooled = broadsight.swap_pool("test_resnet", "map", num_classes=5)
-    found = attention_entropy(pooled, torch.randn(2, 3, 64, 64))
-    assert len(found) == 1
-    assert_sensible(found)
 
 
 @pytest.mark.parametrize("kind", ["cb", "scaled", "gate"])
@@ -408,7 +401,7 @@ def test_refused__no_batch_size_no_model_and_none_with_attention():
             attention_entropy(model, images(name))
 
 
-def test_watching__goes_on_after_a_failure_that_the_model_expects():
+def test_watching__goes_on_after_a_failure_that_the_model_expects_and_compiles_nothing():
     def fails(x: Tensor) -> Tensor:
         sdpa(x)
         raise RuntimeError("out of order")
@@ -422,8 +415,6 @@ def test_watching__goes_on_after_a_failure_that_the_model_expects():
     found = attention_entropy(Made(tries, inner=Attends(fails)), torch.randn(2, 1, 4, 5))
     assert {name: one.keys for name, one in found.items()} == {"inner.attn": 4}
 
-
-def test_compiled__is_looked_into_without_compiling():
     def compiler(graph, inputs):
         raise AssertionError("nothing could be watched in what comes out")
 

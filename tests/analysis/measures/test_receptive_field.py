@@ -56,7 +56,7 @@ def test_two_convolutions__see_a_pyramid():
     assert first.values.equal(outer([1.0, 1, 1], (9, 9), (4, 4)))
 
 
-def test_mean__sees_everything_alike():
+def test_mean__sees_everything_alike_and_patches_their_own():
     everywhere = Does(lambda x: x.mean((2, 3), keepdim=True).expand(-1, -1, 4, 6))
     found = effective_receptive_field(everywhere, torch.randn(2, 3, 8, 12))
     assert found.values.equal(torch.ones(8, 12)) and found.layer == "output"
@@ -68,10 +68,7 @@ def test_mean__sees_everything_alike():
 
     found = effective_receptive_field(Does(attend), torch.randn(1, 3, 6, 6))
     torch.testing.assert_close(found.values, torch.ones(6, 6))
-
-
-def test_patches__see_their_own():
-    """A place of a stride of 4 covers pixels 8 to 11 of 16, whose middle is between two of them."""
+    # a place of a stride of 4 covers pixels 8 to 11 of 16, whose middle is between two of them
     patches = nn.Conv2d(3, 2, 4, stride=4)
     nn.init.ones_(patches.weight)
     found = effective_receptive_field(patches, torch.randn(1, 3, 16, 16))

@@ -57,14 +57,11 @@ def test_it_is_the_suite_of_eval():
         salient_removal(finds_bright(4), source, saliency=brightness, strict=True)
 
 
-def test_own_saliency_by_name(tmp_path):
+def test_own_saliency_by_name_and_refusals(tmp_path):
     (tmp_path / "mine.py").write_text("def bright(images, batch):\n    return images.sum(1)\n")
     name = f"{tmp_path / 'mine.py'}:bright"
     found = salient_removal(finds_bright(4), bright(4, (0, 0)), saliency=name, fractions=(0.1,))
     assert found.top1["salient first"] == (100, 0) and found.saliency == "bright"
-
-
-def test_what_does_not_fit_is_refused():
     classifier, source = finds_bright(4), bright(4, (0, 0))
     assert "open_classifier" in refusal(lambda: salient_removal(nn.Identity(), source))
     assert "did you mean 'gradcam'" in refusal(lambda: salient_removal(classifier, source, saliency="gradcm"))

@@ -73,15 +73,12 @@ def test_all_pairs__give_the_same(limit, fused, monkeypatch):
     assert (found.queries, found.heads) == pytest.approx(pairs((x * 8**-0.5 @ x.mT).softmax(-1)), abs=1e-6)
 
 
-def test_masked_rows__are_left_out():
+def test_masked_rows__are_left_out_and_a_single_one_has_no_figure_but_a_reason():
     x, mask = torch.randn(2, 3, 5, 8), torch.ones(5, 5, dtype=torch.bool)
     mask[1] = False
     (found,) = attention_similarity(Attends(lambda x: F.scaled_dot_product_attention(x, x, x, mask)), x).values()
     rows = (x * 8**-0.5 @ x.mT).softmax(-1)[:, :, [0, 2, 3, 4]]
     assert (found.queries, found.heads) == pytest.approx(pairs(rows), abs=1e-6)
-
-
-def test_single__has_no_figure_and_a_reason():
     for shape, heads, reason in (
         ((2, 3, 1, 4), None, "no two queries share their keys"),
         ((2, 1, 3, 4), None, "it has a single head"),

@@ -68,7 +68,7 @@ def test_a_wave_has_two_points():
     assert layer_of(torch.randn(1, 1, 7, 7)).frequencies == pytest.approx((0, 2 / 7, 4 / 7, 6 / 7))
 
 
-def test_sides_may_differ():
+def test_sides_may_differ_and_images_are_averaged():
     """At a third of pi down (2 periods of 12) and across (1 of 6): on the diagonal between the same corners."""
     layer = layer_of(wave(12, 6, 2, 1))
     assert layer.frequencies == pytest.approx((0, 1 / 3, 2 / 3, 1))
@@ -77,10 +77,7 @@ def test_sides_may_differ():
     # 4x5: at half of pi, 1 down, and across half-way between 1 and 2
     layer, x = layer_of(wave(4, 5, 1, 1)), math.log(10)
     assert layer.log_amplitude == pytest.approx((NONE, 0.75 * x + 0.25 * NONE, NONE), abs=1e-6)
-
-
-def test_channels_and_images_are_averaged_as_logarithms():
-    """Points of sizes 1, 2, 4 and 8."""
+    # channels and images are averaged as logarithms: points of sizes 1, 2, 4 and 8
     x = torch.zeros(2, 2, 4, 4)
     x[:, :, 0, 0] = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
     counts = []

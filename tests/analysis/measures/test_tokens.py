@@ -21,8 +21,7 @@ class Says(nn.Module):
 
     def __init__(self, shares: Tensor, bias: Tensor | None = None, distill: Tensor | None = None):
         super().__init__()
-        self.shares, self.bias, self.distill = shares, bias, distill
-        self.calls: list[int] = []
+        self.shares, self.bias, self.distill, self.calls = shares, bias, distill, []
 
     def forward_groups(self, x: Tensor, per_token: bool = False) -> GroupLogits:
         assert not self.training and not torch.is_grad_enabled()
@@ -127,16 +126,13 @@ def test_a_real_model(tokens):
         assert 0 < found.variance < 1
 
 
-def test_other_sizes_types_and_compiled_models():
+def test_what_fits_of_any_size_type_and_wrapper_and_what_is_refused():
     model = broadsight.swap_pool("test_resnet", "map", **TINY).to(torch.bfloat16)
     compiled = nn.Module()  # as torch.compile wraps it, without the seconds that its import takes
     compiled._orig_mod = model
     assert token_votes(compiled, torch.randn(2, 3, 40, 72)).images == 2
     grouped = broadsight.swap_pool("test_resnet", "ga", **TINY | dict(groups=3))
     assert token_votes(grouped, torch.randn(1, 3, 64, 64)).groups == 3
-
-
-def test_what_does_not_fit_is_refused():
     x, pooled = torch.zeros(1, 3, 64, 64), broadsight.swap_pool("test_resnet", "gap", num_classes=5)
     light = broadsight.swap_pool("test_resnet", "map", **TINY, light=True)
     for model, words in (
