@@ -124,9 +124,7 @@ def layer_name(name: str) -> str:
 
 
 def _no_attention(model: nn.Module) -> ValueError:
-    looked = "looked for a soft-max over the last axis, or scaled_dot_product_attention, in modules that hold one of"
-    hint = (
-        "a vision transformer or a hybrid, such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
-    )
-    none = f"{type(model).__name__} has no attention weights"
-    return ValueError(f"{none}; {looked} {', '.join(QUERIES)}; pass {hint}")
+    none = f"{type(model).__name__} has no attention weights; looked for a soft-max over the last axis"
+    where = f"or scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}"
+    hint = "such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
+    return ValueError(f"{none}, {where}; pass a vision transformer or a hybrid, {hint}")

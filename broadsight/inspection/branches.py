@@ -125,12 +125,9 @@ class _Watched:
         first = bool(call.arguments) and call.arguments[0] is given
         if first and given.ndim == result.ndim and branch.module is not branch.projection:
             front = _inside_sequences(self.tokens(branch.module, "input", given, axis, around))
-        last = branch.projection
-        if (
-            last is not None
-            and (x := self.calls[last].given) is not None
-            and (y := self.calls[last].result) is not None
-        ):
+        last: Any = branch.projection
+        x, y = (self.calls[last].given, self.calls[last].result) if last is not None else (None, None)
+        if x is not None and y is not None:
             if isinstance(branch.module, ChannelMlp):  # it may add the residual to what its last layer gives
                 end = self.tokens(last, "output", y, 3, around)
             if isinstance(branch.module, ChannelMlp) or y is result:

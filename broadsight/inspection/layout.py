@@ -44,7 +44,7 @@ def layouts_of(
     prefixes: Iterable[int] = (0, 1, 2),
     nearest: bool = False,
 ) -> list[Layout]:
-    """The layouts that a tensor of this shape may have, the likeliest first; none without the image's proportions.
+    """The layouts that a tensor of this shape may have in the image's proportions, the likeliest first.
 
     Args:
         form: What the model says of its maps (timm's `output_fmt`), which decides where two forms fit.

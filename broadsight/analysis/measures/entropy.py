@@ -116,7 +116,7 @@ def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
     total = terms.sum(-1)
     entropies = total.log() - terms.mul_(z).sum(-1) / total
     if not entropies.isnan().any():
-        return entropies, None
+        return entropies, None  # all rows count
     # Zero times infinity where something is masked; or else the model computes nonsense, and should show it.
     terms = z.clamp_(min=-800).exp()  # zero, also in float64
     total = terms.sum(-1)

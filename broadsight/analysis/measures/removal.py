@@ -91,10 +91,8 @@ def salient_removal(
     options: dict[str, Any] = dict(batch=batch_size, workers=workers, seed=seed, strict=strict, seen=count)
     suite = run_suite("salient", classifier, source, choices=choices, saliency=saliency, **options)
     top1 = {order: tuple(top1 for _, top1 in suite.curve(order)) for order in ORDERS}
-    areas, at = (
-        {order: suite.summary[f"area, {order}"] for order in ORDERS},
-        tuple(at for at, _ in suite.curve(ORDERS[0])),
-    )
+    areas = {order: suite.summary[f"area, {order}"] for order in ORDERS}
+    at = tuple(at for at, _ in suite.curve(ORDERS[0]))
     return RemovalCurves(about(saliency), suite.rows[0].images, at, top1, areas, dict(suite.skipped))
 
 

@@ -110,9 +110,8 @@ def _answers(found: Any, labels: Any) -> Answers:
             raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
         for label in labels.tolist():
             if not 0 <= label < classes:
-                raise ValueError(
-                    f"a label is {label}, but the model has {classes} classes; expected 0 to {classes - 1}"
-                )
+                wanted = f"expected 0 to {classes - 1}"
+                raise ValueError(f"a label is {label}, but the model has {classes} classes; {wanted}")
         labels = labels.to(aggregate.device)
     return Answers(tokens, groups, aggregate, labels)
 
@@ -128,7 +127,7 @@ class GroupVotes(Result):
 
 @dataclass(frozen=True)
 class TokenVotes(Result):
-    """Bias and variance of all tokens, means over images as parts of 1; errors are None without labels."""
+    """Bias and variance of all tokens, means over images as parts of 1; errors are None without labels or of one."""
 
     images: int
     groups: int  # their number
@@ -224,8 +223,9 @@ def rows(result: TokenVotes) -> Rows:
     def row(name: str, tokens: int, *shares: float | None) -> tuple[Any, ...]:
         return name, tokens, *(None if share is None else 100 * share for share in shares)
 
-    whole, T = row("all", result.groups * result.tokens, result.bias, result.variance, None), result.tokens
-    groups = [row(f"group {i}", T, one.bias, one.apart, one.variance) for i, one in enumerate(result.per_group, 1)]
+    whole = row("all", result.groups * result.tokens, result.bias, result.variance, None)
+    numbered = enumerate(result.per_group, 1)
+    groups = [row(f"group {i}", result.tokens, one.bias, one.apart, one.variance) for i, one in numbered]
     return ("of", "tokens", "wrong %", "tokens apart from all %", "from their group %"), [whole, *groups]
 
 

@@ -43,7 +43,7 @@ class FeatureVariance(Result):
 def feature_variance(
     model: nn.Module, images: Images, *, correction: int = 1, batch_size: int = 8, seen: Seen | None = None
 ) -> FeatureVariance:
-    """Variance of what every block of a model gives, less class tokens; unbiased, or with `correction` 0 as it is."""
+    """Channel and spatial variance of what every block gives, without class tokens; unbiased if `correction` is 1."""
     if not isinstance(correction, int) or correction < 0:
         raise ValueError(f"correction={correction!r}; expected a whole number, 1 for the unbiased variance or 0")
     sums: dict[str, Tensor] = {}
