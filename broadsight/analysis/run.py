@@ -69,13 +69,9 @@ def analyze(request: Request, progress: Progress = lambda done, total, doing: No
     written = [one for one in named if measure.takes == "files" and Path(one).is_file()]
     timm_names = [one for one in named if one not in written and not Path(one).is_dir()]
     shown = measure.takes != "files" or request.data is not None or bool(timm_names)
-    facts = {
-        SHOWN: None if shown else "front reads what training and eval have found; give --data to ask again",
-        TIMM_NAMES: None
-        if timm_names or not named
-        else f"{' '.join(named[:3])} brings weights and arguments of its own",
-    }
-    request.refuse_ignored(facts)
+    found = "front reads what training and eval have found; give --data to ask again"
+    brings = f"{' '.join(named[:3])} brings weights and arguments of its own"
+    request.refuse_ignored({SHOWN: None if shown else found, TIMM_NAMES: None if timm_names or not named else brings})
     with outside_allowed(request.allow_outside):
         return (analyze_front if measure.takes == "files" else analyze_models)(request, measure, progress)
 
