@@ -47,11 +47,9 @@ def check_axis(x: str) -> str:
 
 
 def read_points(path: str | Path, x: str = "latency_ms", measured: Mapping[str, Any] | None = None) -> list[Point]:
-    """The models that a file or folder describes.
+    """The models that a file of `eval`, `bench --json` or `list --json`, or the folder of a run or `eval` describes.
 
     Args:
-        path: A file of `broadsight eval` (evaluation.json or its folder), `broadsight bench --json` or `list --json`,
-            or the folder of a run, whose accuracy is its best on the validation images.
         x: One of AXES.
         measured: "title", "macs", "latency_ms" and "conditions" of a run, as far as known; its folder holds parameters.
     """
@@ -103,7 +101,7 @@ def _of_evaluation(record: Mapping[str, Any], x: str, path: Path) -> Iterator[Po
     samples = f"{asked['samples']} images" if asked.get("samples") else ""
     # which images: evaluations on different ones cannot be compared
     data = (asked.get("data") or found.get("data") or found.get("kind"), found.get("part"), samples)
-    data = ", ".join(str(word) for word in data if word)
+    data = ", ".join(map(str, filter(None, data)))
     for model in ({**record["model"], "figures": record["figures"]}, *record.get("beside", ())):
         size = "x".join(map(str, (model.get("input_size") or ())[1:]))
         words = [how.get("device", ""), f"{how['threads']} threads" if "threads" in how else "", "batch 1", size]
@@ -137,17 +135,15 @@ def _of_run(path: Path, x: str, measured: Mapping[str, Any]) -> Point:
         run = dict(read_config(path).get("broadsight", {}))
         task, data = run.get("task", "classify"), dict(run.get("settings", {})).get("data")
         metrics = path / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-        found = [json.loads(line) for line in lines]
+        found = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()] if metrics.is_file() else []
         best = max((line["val_top1"] for line in found if line.get("val_top1") is not None), default=None)
         best = next((line["best"] for line in reversed(found) if "best" in line), best)  # None: epochs do not compare
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} holds a damaged run ({error})") from None
     if task != "classify":
         raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
-    costs: dict[str, Any] = {"parameters": run.get("parameters")} | {
-        key: one for key, one in measured.items() if one is not None
-    }
+    known = {key: one for key, one in measured.items() if one is not None}
+    costs: dict[str, Any] = {"parameters": run.get("parameters")} | known
     data = ", ".join(filter(None, [str(data or ""), "val"]))
     return point_of(costs.get("title") or path.absolute().name, costs, x, best, data, costs.get("conditions", ""))
 

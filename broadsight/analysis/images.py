@@ -28,10 +28,9 @@ class Whole(View):
 
 
 def open_images(subjects: Sequence[Subject], request: Request, *, labelled: bool) -> Found:
-    """The images for all models, with labels if these are needed.
+    """The images for all models: those that `eval` takes, "scenes:COUNT", or any without labels if none are needed.
 
-    They are those that `eval` takes, or "scenes:COUNT", or without labels any folder, file or pattern of images; where
-    no data is named the validation images of the first run among the models, and scenes if there is none.
+    Where no data is named these are the validation images of the first run among the models, or else scenes.
     """
     data, part, seed = request.data, request.part, request.seed
     channels = subjects[0].transforms.channels
@@ -72,10 +71,10 @@ def _scenes(data: str, part: Which, subjects: Sequence[Subject], seed: int) -> F
     _, colon, number = data.partition(":")
     if colon and not (number.isdecimal() and int(number)):
         raise ValueError(f"--data {data}: {number!r} is not a count; write for example scenes:1000")
-    side, channels = max(one.transforms.size for one in subjects), subjects[0].transforms.channels
     # `open_part` takes a quarter of the scenes for validation
     opened = f"scenes:{4 * int(number)}" if colon and part != "train" else data
-    found = open_part(opened, part, seed=seed, channels=channels, scenes_size=side)
+    sizes = dict(channels=subjects[0].transforms.channels, scenes_size=max(one.transforms.size for one in subjects))
+    found = open_part(opened, part, seed=seed, **sizes)
     return replace(found, description={**found.description, "data": data})
 
 
@@ -104,7 +103,7 @@ def images_for(
     request: Request, measure: Measure, subjects: Sequence[Subject], settings: Mapping[str, Any]
 ) -> tuple[Found, list[tuple[Source, bool]]]:
     """The data, and for each model its images and whether they have labels, which are numbers of its own classes."""
-    labels_are = measure.labels_for(settings)
+    labels_are = "needed" if settings.get("target") == "label" else measure.labels
     needed = labels_are == "needed"
     try:
         found = open_images(subjects, request, labelled=needed)
@@ -117,17 +116,16 @@ def images_for(
     if count < measure.least:
         raise ValueError(f"--samples {count}; {measure.name} needs {measure.least} images or more")
     if len(found.source) < measure.least:
-        raise ValueError(
-            f"{found.place} has too few images, {len(found.source)}; {measure.name} needs {measure.least} or more"
-        )
+        came = f"{found.place} has too few images, {len(found.source)}"
+        raise ValueError(f"{came}; {measure.name} needs {measure.least} or more")
     sources, notes = [], list(found.notes)
     for subject in subjects:
-        source, labels = found.source, False
-        if labels_are != "no" and subject.classifier is not None and not len(source.classes):
+        source, labels, classifier = found.source, False, None if labels_are == "no" else subject.classifier
+        if classifier is not None and not len(source.classes):
             notes.append(f"{found.place} has no labels, so {measure.name} is without what depends on them")
-        elif labels_are != "no" and subject.classifier is not None:
+        elif classifier is not None:
             try:
-                places, names, more = match_classes(subject.classifier, source, found.place)
+                places, names, more = match_classes(classifier, source, found.place)
                 source, labels = View(source, classes=names, places=places), True
                 notes += more
             except ValueError as error:
@@ -141,19 +139,15 @@ def images_for(
 
 @dataclass(frozen=True)
 class Batches:
-    """Images of a source as a model takes them, from the start whenever they are gone through.
-
-    Iterating gives normalised images (B, C, H, W), or with `labels` tuples of these and their labels (B,). `skipped`
-    gets name and reason of every image that cannot be read.
-    """
+    """Images (B, C, H, W) of a source as a model takes them, from the start whenever they are gone through."""
 
     subject: Subject
     source: Source
-    labels: bool
+    labels: bool  # give tuples of images and their labels (B,)
     batch: int
     workers: int
     strict: bool
-    skipped: dict[str, str]
+    skipped: dict[str, str]  # gets name and reason of every image that cannot be read
 
     def __iter__(self) -> Iterator[Tensor | tuple[Tensor, Tensor]]:
         photos = SourceDataset(self.source, self.subject.transforms.build(False), strict=self.strict)

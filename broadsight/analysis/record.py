@@ -7,6 +7,7 @@ from typing import Any
 from ..files import whole_folder, write_json
 from ..provenance import header
 from ..visual.plots import save
+from .measures.base import taken
 from .measures.frame import plain
 from .run import Analysis
 from .subjects import RANDOM, Subject
@@ -18,12 +19,11 @@ def record_of(analysis: Analysis) -> dict[str, Any]:
     record: dict[str, Any] = dict(kind="analysis", measure=measure.name, about=measure.about, source=measure.source)
     record |= dict(title=heading(analysis), models=[])
     for one in _shown(analysis):
-        side, label = one.transforms.size, one.label
-        model: dict[str, Any] = dict(label=label, source=one.source, weights=one.weights)
-        model |= dict(parameters=sum(parameter.numel() for parameter in one.model.parameters()))
+        side, parameters = one.transforms.size, sum(parameter.numel() for parameter in one.model.parameters())
+        model: dict[str, Any] = dict(label=one.label, source=one.source, weights=one.weights, parameters=parameters)
         model |= dict(input_size=[one.transforms.channels, side, side])
-        if label in analysis.seconds:
-            model |= dict(seconds=analysis.seconds[label], result=measure.record(results[label]))
+        if one.label in analysis.seconds:
+            model |= dict(seconds=analysis.seconds[one.label], result=measure.record(results[one.label]))
         record["models"].append(model)
     if measure.takes == "files":  # then results are of all models
         record["results"] = {name: measure.record(one) for name, one in results.items()}
@@ -50,17 +50,15 @@ def heading(analysis: Analysis) -> str:
 
 
 def write_analysis(analysis: Analysis, folder: Path | None, plot: str | None = None) -> Analysis:
-    """Write record and figures into a new or empty folder that appears when all of them are there, if one is given.
+    """The analysis with its record, which is written with its figures into a new or empty folder if one is given.
 
-    The analysis that comes back knows its record and its folder. `plot` is a further file: png, svg or pdf.
+    The folder appears when all is there. `plot` is a further file: png, svg or pdf.
     """
-    record = record_of(analysis)
+    record, draw = record_of(analysis), analysis.measure.plot
     if folder is not None or plot is not None:
-        measure = analysis.measure
         names = next((one.classifier.labels for one in analysis.subjects if one.classifier), None)
-        figure = measure.plot(analysis.results, **measure.of_plot({**analysis.settings, "names": names}))
-        above = [text for text in (heading(analysis), figure.get_suptitle()) if text]
-        figure.suptitle("\n".join(above), fontsize="medium")
+        figure = draw(analysis.results, **taken(draw, {**analysis.settings, "names": names}))
+        figure.suptitle("\n".join(filter(None, (heading(analysis), figure.get_suptitle()))), fontsize="medium")
         if folder is not None:
             with whole_folder(folder) as unfinished:
                 for name in ("figure.png", "figure.svg"):

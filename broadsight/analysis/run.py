@@ -46,9 +46,7 @@ class Analysis:
     found: Found
     skipped: dict[str, str]  # images that could not be read, and why
     how: dict[str, Any]  # in what way it was done, as plain types
-    record: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what analysis.json holds, once `write_analysis` has made it
+    record: Mapping[str, Any] = field(default_factory=dict)  # what analysis.json holds, once it is written
     folder: Path | None = None  # where that is
 
     @property
@@ -67,38 +65,27 @@ def analyze(request: Request, progress: Progress = lambda done, total, doing: No
     """
     _check_order(request)
     measure = find_measure(str(request.measure))
-    request.refuse_ignored(_facts(measure, request))
-    with outside_allowed(request.allow_outside):
-        return (analyze_front if measure.takes == "files" else analyze_models)(request, measure, progress)
-
-
-def _facts(measure: Measure, request: Request) -> dict[str, str | None]:
-    """What options are for, see `Option.of`: None, or why it does not hold of this analysis."""
     named = [one for one in request.models if isinstance(one, str)]
     written = [one for one in named if measure.takes == "files" and Path(one).is_file()]
     timm_names = [one for one in named if one not in written and not Path(one).is_dir()]
     shown = measure.takes != "files" or request.data is not None or bool(timm_names)
-    first = " ".join(map(str, named[:3]))
-    return {
-        SHOWN: None if shown else "front reads what training and eval have found; give --data to ask again",
-        TIMM_NAMES: None if timm_names or not named else f"{first} brings weights and arguments of its own",
-    }
+    found = "front reads what training and eval have found; give --data to ask again"
+    brings = f"{' '.join(named[:3])} brings weights and arguments of its own"
+    request.refuse_ignored({SHOWN: None if shown else found, TIMM_NAMES: None if timm_names or not named else brings})
+    with outside_allowed(request.allow_outside):
+        return (analyze_front if measure.takes == "files" else analyze_models)(request, measure, progress)
 
 
 def _check_order(request: Request) -> None:
     """Whoever names a model first is told that the measure comes first."""
-    measure = request.measure
-    if measure is None:
+    if (measure := request.measure) is None:
         raise UsageError(f"analyze needs MEASURE: one of {', '.join(MEASURES)}")
     if measure in MEASURES or nearest(measure, MEASURES, alike=0.7):
         return
     named = [one for one in request.models if one in MEASURES]
     if named or Path(measure).is_dir() or timm.is_model(measure.partition("@")[0].partition(".")[0]):
-        first = named[0] if named else "MEASURE"
-        raise UsageError(
-            f"{measure} is a model, the measure comes first: broadsight analyze {first} {measure}; "
-            f"measures are {', '.join(MEASURES)}"
-        )
+        right = f"broadsight analyze {named[0] if named else 'MEASURE'} {measure}; measures are {', '.join(MEASURES)}"
+        raise UsageError(f"{measure} is a model, the measure comes first: {right}")
 
 
 def analyze_models(request: Request, measure: Measure, progress: Progress) -> Analysis:
@@ -113,8 +100,7 @@ def analyze_models(request: Request, measure: Measure, progress: Progress) -> An
     seconds: dict[str, float] = {}
     skipped: dict[str, str] = {}
     notes: list[str] = []
-    threads = _threads(request)
-    with fixed_threads(threads):
+    with fixed_threads(threads := _threads(request)):
         subjects = open_subjects(request)
         for subject in subjects:
             check_suits(measure, subject.model, subject.source, dense=subject.dense is not None)
@@ -155,10 +141,8 @@ def _measured(measure: Measure, images: Batches, settings: Mapping[str, Any], se
         raise ValueError(f"{subject.label}: {error}") from None
     left = len(source) - len(images.skipped)
     if left < measure.least:
-        raise ValueError(
-            f"{left} of {len(source)} images can be read, {measure.name} needs {measure.least} or more; "
-            f"unreadable: {some(list(images.skipped))}"
-        )
+        needs = f"{measure.name} needs {measure.least} or more; unreadable: {some(list(images.skipped))}"
+        raise ValueError(f"{left} of {len(source)} images can be read, {needs}")
     return result
 
 
@@ -185,32 +169,28 @@ def _noted(found: Found, skipped: Mapping[str, str], subjects: Sequence[Subject]
 
 
 def analyze_front(request: Request, measure: Measure, progress: Progress) -> Analysis:
-    """Accuracy over latency, MACs and parameters.
+    """Accuracy over latency, MACs and parameters, also of models in files of `eval` or `bench --json`.
 
-    Among the models may be files of `eval` or `bench --json` too. Runs count with the accuracy of their training; with
-    data, or beside timm names, all models are evaluated on the same images.
+    Runs count with the accuracy of their training; with data, or beside timm names, all see the same images.
     """
     started = time.monotonic()
     settings = measure.settings(request.set)
     if not request.models and not settings["paper"]:
-        raise ValueError(
-            "analyze front needs MODEL|RUN: runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
-        )
+        wanted = "runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
+        raise ValueError(f"analyze front needs MODEL|RUN: {wanted}")
     named = {one: Path(one) for one in request.models if isinstance(one, str)}
     read = [one for one, path in named.items() if path.is_file() or (path / "evaluation.json").is_file()]
     skipped: dict[str, str] = {}
     found = Found((), "", (), dict(kind="files", data=", ".join(read)))  # ty: ignore[invalid-argument-type]
-    threads = _threads(request)
-    with fixed_threads(threads):
+    with fixed_threads(threads := _threads(request)):
         subjects = open_subjects(replace(request, models=tuple(one for one in request.models if one not in read)))
         classifiers = [_classifier(subject) for subject in subjects]
         accuracies: dict[str, float] = {}
         if request.data is not None or any(one.weights != "run" for one in subjects):
             if request.data is None and not any(one.own_data for one in subjects):
-                raise ValueError(
-                    f"front of {subjects[0].source} needs --data, labelled images to find its accuracy with; or give "
-                    "runs, folders that eval wrote and files of bench --json"
-                )
+                more = "or give runs, folders that eval wrote and files of bench --json"
+                why = "labelled images to find its accuracy with"
+                raise ValueError(f"front of {subjects[0].source} needs --data, {why}; {more}")
             found, accuracies = _accuracies(request, measure, subjects, progress, skipped)
         costs = costs_of(classifiers) if classifiers else []
     device = classifiers[0].device.type if classifiers else None

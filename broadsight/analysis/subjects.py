@@ -59,8 +59,7 @@ def _classifier(given: Run, request: Request) -> Subject:
     origin = origin_of(name, checkpoint, request.pretrained)
     # a run has arguments of its own, but those may be meant for the others
     arguments = None if origin == "run" and len(request.models) > 1 else request.model_args
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
+    level = (logger := logging.getLogger("huggingface_hub")).level
     logger.setLevel(logging.ERROR)  # attempts to reach timm's weights are not told of one by one; the last failure is
     try:
         classifier = open_asked(request, name, checkpoint=checkpoint, model_args=arguments)

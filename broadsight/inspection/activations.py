@@ -31,23 +31,17 @@ class Layer:
 
     name: str
     function: str
+    exact: bool  # what counts is exactly 0, rather than 0 or less
     counted: int = 0  # in the pass that runs, those that do not fire, and all
     all: int = 0
     share: float = 0.0  # sum over images of the finished passes
     silent: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))  # (C,), have never fired
 
-    @property
-    def exact(self) -> bool:
-        """Whether what counts is exactly 0, rather than 0 or less."""
-        return self.function in RECTIFIERS
-
 
 class ActivationWatch(FunctionWatch):
-    """Counts what activations give.
+    """Counts what activations give, by the module that calls them; the second one of a module in a pass is "name#2".
 
-    An activation has the name of the module that calls it; the second one that a module calls in a pass has it as
-    "name#2". The hooks on all modules make our layers run as they are written, each submodule on the whole batch.
-    `size` is (H, W) of the images.
+    The hooks on all modules make our layers run as they are written. `size` is (H, W) of the images.
     """
 
     def __init__(self, model: nn.Module, size: tuple[int, int]):
@@ -65,7 +59,7 @@ class ActivationWatch(FunctionWatch):
             self._calls[name] += 1
             if self._calls[name] > 1:
                 name = f"{name}#{self._calls[name]}"
-            self.count(self.layers.setdefault(name, Layer(name, function)), result)
+            self.count(self.layers.setdefault(name, Layer(name, function, function in RECTIFIERS)), result)
 
     def count(self, layer: Layer, x: Tensor) -> None:
         layer.counted += int((x == 0 if layer.exact else x <= 0).count_nonzero())

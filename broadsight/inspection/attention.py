@@ -1,7 +1,6 @@
 """The attention weights of a model while it runs as it is, with fused attention too.
 
-The arguments of its attentions are watched, and the weights are computed a second time, a few rows at once, so that
-there is never a second matrix of them in memory. The model's outputs are untouched.
+They are computed a second time from what its attentions get, a few rows at once: never a second matrix in memory.
 """
 
 import inspect
@@ -29,11 +28,7 @@ See = Callable[[str, Rows, nn.Module], None]
 
 
 class AttentionWatch(FunctionWatch):
-    """Shows every soft-max and every fused attention in some modules to `see` while this is open: the one capture.
-
-    `see` is called with the calls of the modules named that run, outermost first, and the rows, in the order of
-    execution; `begins` when one of the modules is called.
-    """
+    """Shows the rows of every soft-max in some modules, and the calls that run, outermost first, to `see`."""
 
     functions = ATTENTIONS
 
@@ -65,11 +60,10 @@ class AttentionWatch(FunctionWatch):
 def watch_attention(
     model: nn.Module, see: See, wanted: Callable[[str], bool] | None = None
 ) -> Generator[None, None, None]:
-    """Show every soft-max over attention weights in a model to `see` while this is open, in the order of execution.
+    """Show every soft-max over the last axis in an attention of a model to `see` while this is open, in order.
 
-    The weights are those that the soft-max over the last axis gives, before dropout and whatever else follows. Several
-    of them in one call of a layer are called "name", "name#2" and so on; `wanted` says which to show. Rows are computed
-    when they are asked for. The model is not compiled; a ValueError says that it has no attention.
+    Several of them in one call of a layer are called "name", "name#2" and so on; `wanted` says which to show. The model
+    is not compiled; a ValueError says that it has no attention.
     """
     names = {module: layer_name(name) for module, name in find_attention(model).items()}
     if not names:
@@ -84,7 +78,12 @@ def watch_attention(
         number = softmaxes[outermost.module]
         name = outermost.name + (f"#{number}" if number > 1 else "")
         if wanted is None or wanted(name):
-            rows.head_axis = _head_axis(rows.shape, module)
+            recorded: Any = getattr(module, "num_heads", None) or getattr(module, "heads", None)
+            if len(rows.shape) > 3 and isinstance(recorded, int):
+                heads: Any = recorded * getattr(module, "head_expansion", 1)
+                rows.head_axis = next((axis for axis in (1, len(rows.shape) - 3) if rows.shape[axis] == heads), None)
+            else:
+                rows.head_axis = 1 if len(rows.shape) == 4 else None
             see(name, rows, module)
 
     with AttentionWatch(names, show, begins=lambda call: softmaxes.update({call.module: 0})):
@@ -125,17 +124,7 @@ def layer_name(name: str) -> str:
 
 
 def _no_attention(model: nn.Module) -> ValueError:
-    return ValueError(
-        f"{type(model).__name__} has no attention weights; looked for a soft-max over the last axis, or "
-        f"scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}; pass a vision transformer or "
-        "a hybrid, such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
-    )
-
-
-def _head_axis(shape: torch.Size, module: Any) -> int | None:
-    """Where the heads are among the axes of weights (..., N, M), or None if they are not apart."""
-    recorded = getattr(module, "num_heads", None) or getattr(module, "heads", None)
-    if len(shape) < 4 or not isinstance(recorded, int):
-        return 1 if len(shape) == 4 else None
-    heads = recorded * getattr(module, "head_expansion", 1)
-    return next((axis for axis in (1, len(shape) - 3) if shape[axis] == heads), None)
+    none = f"{type(model).__name__} has no attention weights; looked for a soft-max over the last axis"
+    where = f"or scaled_dot_product_attention, in modules that hold one of {', '.join(QUERIES)}"
+    hint = "such as vit_small_patch16_224, swin_tiny_patch4_window7_224 or stvit_small"
+    return ValueError(f"{none}, {where}; pass a vision transformer or a hybrid, {hint}")

@@ -19,11 +19,10 @@ ALL = slice(None)
 class Rows:
     """The rows of attention weights that one soft-max gives, a few at a time.
 
-    The first axis has images, or windows of images where the model cuts them up. Read them at once: the model's next
-    steps may overwrite what the rows are computed from.
+    Read them at once: the model's next steps may overwrite what the rows are computed from.
 
     Args:
-        shape: Of all weights, (B, ..., N, M): N queries and M keys.
+        shape: Of all weights, (B, ..., N, M): images or windows, N queries and M keys.
         pieces: Gives for a slice of the queries logits and weights (b, ..., n, M), in float32 or float64. Logits that
             come without weights may be written to; others are the model's.
         head_axis: Which of the axes has the heads; None if they are not apart.

@@ -1,7 +1,4 @@
-"""The blocks of any vision model, in order of execution, and the map that each of them gives.
-
-One pass shows which modules add a branch to their input, and which give a map of the whole image.
-"""
+"""The blocks of any vision model, in order of execution, and the map that each of them gives, found in one pass."""
 
 import functools
 import re
@@ -51,10 +48,9 @@ class Block(Place):
             return layout.as_map(x)
         found = layouts_of(x.shape, image_size, prefixes=[layout.prefix])
         if not found:
-            raise ValueError(
-                f"{self.name} gives {x.shape[1]} tokens for an image of {image_size[0]}x{image_size[1]}, which are no "
-                f"grid after {layout.prefix} others; pass images of {self.image_size[0]}x{self.image_size[1]}"
-            )
+            came = f"{x.shape[1]} tokens for an image of {image_size[0]}x{image_size[1]}"
+            hint = f"pass images of {self.image_size[0]}x{self.image_size[1]}"
+            raise ValueError(f"{self.name} gives {came}, which are no grid after {layout.prefix} others; {hint}")
         return found[0].as_map(x)
 
 
@@ -62,37 +58,32 @@ def find_blocks(model: nn.Module, images: Images) -> list[Block]:
     """The residual blocks of a model, in the order in which they run.
 
     A block is the nearest numbered element of a list or sequence around the addition of a branch that gives a map of
-    the whole image, or the module that adds where nothing is numbered: `layer1.0` of a ResNet, `blocks.0` of a ViT,
-    `stages.0.blocks.0` of most others. All elements of such a list count, with a shortcut or without. Where nothing is
-    added, these are the modules that join branches (Inception, DenseNet); in a plain sequence (VGG) every convolution
-    or linear layer with its norm and activation, by the name of the last of these. Stems, down-sampling, pooling, class
-    attention and heads are not blocks, nor are modules whose map has a single place. Two of the first image run.
+    the whole image, or the module that adds where nothing is numbered. All elements of such a list count, with a
+    shortcut or without. Where nothing is added, these are the modules that join branches (Inception, DenseNet); in a
+    plain sequence (VGG) every convolution or linear layer with its norm and activation, by the name of the last. Stems,
+    down-sampling, pooling, class attention and heads are none, nor are modules whose map has a single place.
     """
     watch = _Watched(model, images)
     found = watch.blocks()
     if not found:
-        raise ValueError(
-            f"{type(watch.model).__name__} has no blocks that give a map of several places; looked for modules that "
-            "add or join branches, and for two convolutions or linear layers in a row; pass an image classifier, such "
-            "as resnet50, deit_small_patch16_224 or mat_2"
-        )
+        looked = "looked for modules that add or join branches, and for two convolutions or linear layers in a row"
+        hint = f"{looked}; pass an image classifier, such as resnet50, deit_small_patch16_224 or mat_2"
+        raise ValueError(f"{type(watch.model).__name__} has no blocks that give a map of several places; {hint}")
     return found
 
 
 def find_layers(model: nn.Module, images: Images, layers: str | Sequence[str]) -> list[Block]:
-    """Any modules that give a map of the whole image, by patterns of their paths, in the order in which they run.
+    """Modules that give a map of the whole image, by patterns such as "*.mixer.static", in the order in which they run.
 
-    In a path * stands for anything, as in "*.mixer.static". Several are a sequence, or separated by commas.
+    Several are a sequence, or separated by commas.
     """
     check_model(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
     inner = uncompiled(model)
     names = {name for name, _ in inner.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
     if not names:
-        raise ValueError(
-            f"no module of {type(inner).__name__} is called {', '.join(patterns)}; * stands for anything, "
-            "as in '*.mlp', and modules are listed by model.named_modules()"
-        )
+        hint = "* stands for anything, as in '*.mlp', and modules are listed by model.named_modules()"
+        raise ValueError(f"no module of {type(inner).__name__} is called {', '.join(patterns)}; {hint}")
     watch = _Watched(model, images)
     found = [block for name in names & watch.calls.keys() if (block := watch.place(name)) is not None]
     if not found:
@@ -148,10 +139,9 @@ class _Watched(FunctionWatch):
             with in_eval_mode(self.model), eager(self.model), self:
                 self.model(moved(image, self.model).repeat(2, 1, 1, 1))
         except Exception as error:
-            raise ValueError(
-                f"{type(self.model).__name__} does not take an image of {'x'.join(map(str, image.shape[1:]))}: "
-                f"{first_line(error)}; pass images of the size that it was built for"
-            ) from error
+            came = f"an image of {'x'.join(map(str, image.shape[1:]))}: {first_line(error)}"
+            hint = "pass images of the size that it was built for"
+            raise ValueError(f"{type(self.model).__name__} does not take {came}; {hint}") from error
         self.calls = {name: call for name, call in self.calls.items() if call.times}
         self.modules = {name: module for name, module in self.model.named_modules() if name in self.calls}
         self.pools = tuple(f"{name}." for name, m in self.modules.items() if isinstance(m, MultiTokenPool))
@@ -166,8 +156,12 @@ class _Watched(FunctionWatch):
 
     def called(self, func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         name = getattr(func, "__name__", "")
-        if self.running and (name in SUMS or name in JOINS) and _merges(name, args):
-            self.calls[self.running[-1].name].merges.add(name)
+        if self.running and name in (*SUMS, *JOINS):
+            parts = args[0] if name in JOINS and args and isinstance(args[0], tuple | list) else args[:2]
+            # maps, rows or windows of both images
+            fit = all(isinstance(x, Tensor) and x.ndim > 2 and len(x) and len(x) % 2 == 0 for x in parts)
+            if fit and (name in JOINS or (len(parts) > 1 and parts[0].shape == parts[1].shape)):
+                self.calls[self.running[-1].name].merges.add(name)
 
     def blocks(self) -> list[Block]:
         names = self.merging(SUMS) or self.merging(JOINS) or self.plain()
@@ -189,8 +183,9 @@ class _Watched(FunctionWatch):
             inside = sum(other.startswith(f"{name}.") for other in found)
             if inside > 1 or (inside and name not in merging):
                 found.discard(name)  # a stage, not a block
-        kinds = {_kind(name) for name in found if _numbered(name)}
-        found |= {name for name in self.modules if _numbered(name) and _kind(name) in kinds and self.is_block(name)}
+        kinds = {re.sub(r"\d+", "#", name) for name in found if _numbered(name)}
+        alike = (name for name in self.modules if _numbered(name) and re.sub(r"\d+", "#", name) in kinds)
+        found |= set(filter(self.is_block, alike))
         found = {name for name in found if not any(name.startswith(f"{other}.") for other in found)}
         return sorted(found, key=lambda name: self.calls[name].order)
 
@@ -255,14 +250,6 @@ class _Watched(FunctionWatch):
         return lambda x: reroll(x, int(number))
 
 
-def _merges(name: str, args: tuple) -> bool:
-    """Whether a function gets maps, rows or windows of both images to merge."""
-    parts = args[0] if name in JOINS and args and isinstance(args[0], tuple | list) else args[:2]
-    if not all(isinstance(x, Tensor) and x.ndim > 2 and len(x) and len(x) % 2 == 0 for x in parts):
-        return False
-    return name in JOINS or (len(parts) > 1 and parts[0].shape == parts[1].shape)
-
-
 def _shapes(x: Any) -> Any:
     """The same without the content of its tensors: the activations of a whole pass would be many."""
     if isinstance(x, tuple | list):
@@ -272,7 +259,3 @@ def _shapes(x: Any) -> Any:
 
 def _numbered(name: str) -> bool:
     return name.rpartition(".")[2].isdigit()
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"\d+", "#", name)

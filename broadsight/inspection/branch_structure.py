@@ -42,7 +42,10 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
                 yield Candidate(kind, f"{name}.{kind}_out_proj", projection, projection)
         elif is_attention(module):
             claimed.add(name)
-            yield Candidate("attn", name, module, _projection(module))
+            named = next((getattr(module, child) for child in PROJECTIONS if _is_child(module, child)), nn.Identity())
+            # nn.MultiheadAttention reads the weights of its projection without calling it
+            layers = [] if isinstance(module, nn.MultiheadAttention) else list(affine_layers(named))
+            yield Candidate("attn", name, module, layers[-1] if layers else None)
         elif name.endswith("_tokens") and list(affine_layers(module)):
             claimed.add(name)
             yield Candidate("attn", name, module, None)
@@ -78,14 +81,6 @@ def _unwrapped(name: str, module: nn.Module) -> tuple[str, nn.Module]:
 def affine_layers(module: nn.Module) -> Iterator[nn.Module]:
     """All linear layers and convolutions in the module."""
     return (child for child in module.modules() if isinstance(child, nn.Linear | nn.Conv1d | nn.Conv2d))
-
-
-def _projection(attention: nn.Module) -> nn.Module | None:
-    if isinstance(attention, nn.MultiheadAttention):  # reads the weights of its projection without calling it
-        return None
-    named = [getattr(attention, name) for name in PROJECTIONS if _is_child(attention, name)]
-    layers = [layer for module in named[:1] for layer in affine_layers(module)]
-    return layers[-1] if layers else None
 
 
 def _is_child(module: nn.Module, name: str) -> bool:

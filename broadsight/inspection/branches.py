@@ -1,7 +1,4 @@
-"""Finds the attention and MLP branches of any vision model, and the layout of their tokens.
-
-Modules with the structure of one are watched in a pass without arithmetic, which shows their tensors.
-"""
+"""Finds the attention and MLP branches of any vision model, and their tokens, in a pass without arithmetic."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,10 +40,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Branch(Candidate):
-    """An attention or MLP branch, with the tokens that it takes, that its projection takes, and that it gives.
-
-    None where there is no such place.
-    """
+    """An attention or MLP branch, with the tokens that it takes, that its projection takes, and gives, if any."""
 
     front: Tokens | None = None
     mid: Tokens | None = None
@@ -54,10 +48,9 @@ class Branch(Candidate):
 
 
 def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = None) -> list[Branch]:
-    """All attention and MLP branches that see the tokens of the image, in the order of the model's modules.
+    """All branches that see more than one token of the image, in the order of the model's modules.
 
-    Branches that see a single token are left out: pooling, class attention, gates. `image_size` is the side or (H, W)
-    that the model was built for, by default what it says itself; a ValueError says that it could not be run.
+    `image_size` is the side or (H, W) that the model was built for, by default what it says itself.
     """
     possible = list(candidates(model))
     if not possible:
@@ -66,17 +59,14 @@ def find_branches(model: nn.Module, *, image_size: int | Sequence[int] | None = 
     found = [branch for branch in map(watched.located, possible) if branch is not None]
     for place in PLACES:
         # Where one window covers the image, several will cover a larger one.
-        windowed = {_role(branch) for branch in found if (tokens := getattr(branch, place)) and tokens.windowed}
-        for i, branch in enumerate(found):
-            tokens = getattr(branch, place)
-            if tokens is not None and _role(branch) in windowed:
-                found[i] = replace(branch, **{place: replace(tokens, windowed=True, class_token=False)})
+        roles = [(branch.name.rpartition(".")[2], type(branch.module)) for branch in found]
+        at = [getattr(branch, place) for branch in found]
+        windowed = {role for role, tokens in zip(roles, at, strict=True) if tokens and tokens.windowed}
+        for i, (role, tokens) in enumerate(zip(roles, at, strict=True)):
+            if tokens is not None and role in windowed:
+                found[i] = replace(found[i], **{place: replace(tokens, windowed=True, class_token=False)})
     beside = watched.beside_windows
     return [replace(one, front=beside(one.front, one.module), end=beside(one.end, one.module)) for one in found]
-
-
-def _role(branch: Branch) -> tuple[str, type]:
-    return branch.name.rpartition(".")[2], type(branch.module)
 
 
 @dataclass
@@ -135,29 +125,21 @@ class _Watched:
         first = bool(call.arguments) and call.arguments[0] is given
         if first and given.ndim == result.ndim and branch.module is not branch.projection:
             front = _inside_sequences(self.tokens(branch.module, "input", given, axis, around))
-        if branch.projection is not None:
-            mid, end = self.at_projection(branch.module, branch.projection, end, around)
+        last: Any = branch.projection
+        x, y = (self.calls[last].given, self.calls[last].result) if last is not None else (None, None)
+        if x is not None and y is not None:
+            if isinstance(branch.module, ChannelMlp):  # it may add the residual to what its last layer gives
+                end = self.tokens(last, "output", y, 3, around)
+            if isinstance(branch.module, ChannelMlp) or y is result:
+                end = replace(end, module=last, fresh=True, alone=True)
+            if self.are_tokens(x):  # the middle is what the last layer takes, if these are the tokens that it gives
+                mid = self.tokens(last, "input", x, x.ndim - 1 if isinstance(last, nn.Linear) else 1, around)
+                mid = mid if mid.count == end.count else None
         end = _inside_sequences(end)
         return Branch(branch.kind, branch.name, branch.module, branch.projection, front, mid, end)
 
-    def at_projection(
-        self, module: nn.Module, projection: nn.Module, end: Tokens, around: list[nn.Module]
-    ) -> tuple[Tokens | None, Tokens]:
-        """What the last layer takes, if these are the tokens that the branch gives; and the end, there if possible."""
-        call = self.calls[projection]
-        if call.given is None or call.result is None:
-            return None, end
-        axis = call.given.ndim - 1 if isinstance(projection, nn.Linear) else 1
-        mid = self.tokens(projection, "input", call.given, axis, around) if self.are_tokens(call.given) else None
-        if isinstance(module, ChannelMlp):  # it may add the residual to what its last layer gives
-            end = self.tokens(projection, "output", call.result, 3, around)
-        if isinstance(module, ChannelMlp) or call.result is self.calls[module].result:
-            end = replace(end, module=projection, fresh=True, alone=True)
-        return mid if mid and mid.count == end.count else None, end
-
     def beside_windows(self, tokens: Tokens | None, branch: nn.Module) -> Tokens | None:
-        """The same tokens at a module beside the branch where the image is whole and without padding: the norm before
-        it, the scale or stochastic depth behind it, or a block that does nothing but cut and paste."""
+        """The same tokens where the image is whole: a norm before, a scale or drop path behind, or a block around."""
         if tokens is None or not tokens.windowed or tokens.block is None:
             return tokens
         called = [(name, child) for name, child in tokens.block.named_children() if self.calls[child].order >= 0]
@@ -209,10 +191,9 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
                 return _Watched(model, modules, (batch, channels, *size), with_values)
             except Exception as error:
                 faults.append(error)
-    raise ValueError(
-        f"{type(model).__name__} does not run on images of {size[0]}x{size[1]} ({first_line(faults[0])}); pass the "
-        "image_size that it was built for"
-    ) from faults[0]
+    why = f"images of {size[0]}x{size[1]} ({first_line(faults[0])})"
+    hint = "pass the image_size that it was built for"
+    raise ValueError(f"{type(model).__name__} does not run on {why}; {hint}") from faults[0]
 
 
 def _inside_sequences(tokens: Tokens) -> Tokens:

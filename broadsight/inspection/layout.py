@@ -1,7 +1,7 @@
 """The layout of an unknown model's tensors, guessed from their shape: where channels, places and other tokens are."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,7 @@ def layouts_of(
     prefixes: Iterable[int] = (0, 1, 2),
     nearest: bool = False,
 ) -> list[Layout]:
-    """The layouts that a tensor of this shape may have, the likeliest first; none if it cannot be a map of the image.
-
-    A map has the image's proportions: for a stride s its sides are H / s and W / s, both rounded up or both down.
+    """The layouts that a tensor of this shape may have in the image's proportions, the likeliest first.
 
     Args:
         form: What the model says of its maps (timm's `output_fmt`), which decides where two forms fit.
@@ -57,7 +55,13 @@ def layouts_of(
         found = [Layout("NCHW", (shape[2], shape[3])), Layout("NHWC", (shape[1], shape[2]))]
         found.sort(key=lambda one: one.form != str(form or "NCHW"))
     elif len(shape) == 3:
-        found = [Layout("NLC", grid, prefix) for prefix in prefixes for grid in _grids(shape[1] - prefix, image_size)]
+        found = []
+        for prefix in prefixes:
+            count = shape[1] - prefix
+            sides = [n for n in range(1, math.isqrt(max(count, 0)) + 1) if count % n == 0]
+            grids = {(n, count // n) for n in sides} | {(count // n, n) for n in sides}
+            nearest_first = sorted(grids, key=lambda grid: (_skew(grid, image_size), grid))
+            found += [Layout("NLC", grid, prefix) for grid in nearest_first]
     else:
         return []
     if nearest:
@@ -88,14 +92,8 @@ def path_of(model: nn.Module, name: str) -> list[nn.Module]:
     return [model.get_submodule(".".join(parts[:i])) for i in range(len(parts), -1, -1)]
 
 
-def _grids(count: int, image_size: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """All (h, w) with `count` places, those nearest to the image's proportions first."""
-    sides = [n for n in range(1, math.isqrt(max(count, 0)) + 1) if count % n == 0]
-    grids = {(n, count // n) for n in sides} | {(count // n, n) for n in sides}
-    yield from sorted(grids, key=lambda grid: (_skew(grid, image_size), grid))
-
-
 def _fits(grid: tuple[int, int], image_size: tuple[int, int]) -> bool:
+    """Whether the sides are those of the image over a stride, both rounded up or both down."""
     (rows, columns), (height, width) = grid, image_size
     in_proportion = abs(rows * width - columns * height) < max(height, width)
     return in_proportion and 0 < rows <= height and 0 < columns <= width

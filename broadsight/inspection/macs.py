@@ -1,7 +1,6 @@
-"""Counts the multiply-accumulates that a model executes.
+"""Counts the multiply-accumulates that a model executes: convolutions and matrix products, fused attention too.
 
-Torch's flop counter sees every convolution and matrix product, fused attention too. What a paper's figure holds beyond
-them is added in `papers/macs.py`.
+What a paper's figure holds beyond them is added in `papers/macs.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .meta_pass import undisturbed
 from .watch import hooked
 
-Beyond = Callable[[nn.Module, tuple, Any], int]
+Beyond = Callable[[nn.Module, tuple, Any], int]  # (module, its inputs, its output) -> a number to add up
 
 IN_PLACE = [getattr(Tensor, f"{name}_") for name in ("normal", "uniform", "erfinv", "mul", "add", "clamp", "fill")]
 
@@ -51,10 +50,7 @@ def executed_macs(model: nn.Module, size: tuple[int, int], in_chans: int = 3) ->
 
 
 def count_calls(model: nn.Module, *shapes: Sequence[int], beyond: Beyond | None = None) -> tuple[int, int]:
-    """Multiply-accumulates of one call on tensors of the given shapes, and the sum of `beyond` over all modules' calls.
-
-    `beyond` gives, for a module, its inputs and its output, a number to add up.
-    """
+    """Multiply-accumulates of one call on tensors of these shapes, and the sum of `beyond` over all modules' calls."""
     try:
         if all(x.is_meta for x in (*model.parameters(), *model.buffers())):  # a copy is not needed, and takes its time
             learning = [p for p in model.parameters() if p.requires_grad]

@@ -43,8 +43,7 @@ class Place:
 def places_of(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor) -> list[Place]:
     """Where the maps of more than one place are found in a pass over one image, the last first.
 
-    A model says what its maps are, not which module gives them: they are recognised by their values in a plain `run`,
-    in any layout. For a model that says nothing these are all outputs that may be maps.
+    Maps that a model says it has are recognised by their values; if it says nothing these are all that may be maps.
     """
     names = {module: name for name, module in model.named_modules()}
     maps: list[tuple[Tensor, float]] | None = None  # with their largest values
@@ -102,10 +101,8 @@ def place_named(model: nn.Module, run: Callable[[Tensor], Any], images: Tensor, 
         if (found := _layout_of(model, x, images)) is not None:
             return Place(modules[layer], item, found, layer)
     shapes = [tuple(x.shape) for x in (output if isinstance(output, tuple) else [output]) if isinstance(x, Tensor)]
-    raise ValueError(
-        f"layer {layer} gives {shapes[0] if shapes else type(output).__name__}, which is no map of several "
-        "places; choose another layer"
-    )
+    given = f"layer {layer} gives {shapes[0] if shapes else type(output).__name__}"
+    raise ValueError(f"{given}, which is no map of several places; choose another layer")
 
 
 def tensors_in(output: Any) -> Iterator[tuple[int | None, Tensor]]:

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from .meta_pass import in_eval_mode
 
-# (B, C, H, W), or an iterable of such batches, or of tuples that begin with one, as a data loader is.
-Images = Tensor | Iterable[Any]
-# Called with how many images have passed.
-Seen = Callable[[int], None]
+Images = Tensor | Iterable[Any]  # (B, C, H, W), or as a data loader: such batches, or tuples that begin with one
+Seen = Callable[[int], None]  # called with how many images have passed
 NO_IMAGES = "images are empty; pass one at least, as (B, C, H, W)"
 
 
@@ -25,8 +23,7 @@ def pass_images(
 ) -> int:
     """Run a model in eval mode, without gradients, on all images; returns how many there were.
 
-    Images are moved to the model's device and dtype. After every pass `seen` is called with how many images have
-    passed, and `see` with the output and the rest of the tuple that the images came in.
+    After every pass `see` is called with the output and the rest of the tuple that the images came in.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
@@ -72,10 +69,9 @@ def peek(images: Images) -> tuple[Tensor, Images]:
     ahead = images
     if isinstance(images, Iterable) and not isinstance(images, Tensor):
         images, ahead = tee(images)
-    first = next(batches(ahead), None)
-    if first is None:
-        raise ValueError(NO_IMAGES)
-    return first[0][:1], images
+    for batch, _ in batches(ahead):
+        return batch[:1], images
+    raise ValueError(NO_IMAGES)
 
 
 def check_model(model: Any) -> None:

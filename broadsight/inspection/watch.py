@@ -1,7 +1,4 @@
-"""Watches a model while it runs as it is: its modules by forward hooks, and the torch functions that they call.
-
-torch's own ModuleTracker serves less: it puts hooks on all modules of all models and knows of each its name alone.
-"""
+"""Watches a model while it runs as it is: its modules by forward hooks, and the torch functions that they call."""
 
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -24,11 +21,7 @@ class Call:
 
 
 class FunctionWatch(TorchFunctionMode):
-    """Shows the torch functions called while this is open, and which of the modules named run; changes nothing.
-
-    Each module gets forward hooks while this is open. What `called` computes is without gradients, and hidden from
-    other watches.
-    """
+    """Shows the torch functions called, and which of the modules named run; hidden from others, without gradients."""
 
     functions: Container[Callable] | None = None  # those to show; all if None
 
@@ -96,10 +89,7 @@ def hooked(
     after: Callable[[nn.Module, tuple, Any], None] | None = None,
     always: bool = False,
 ) -> Generator[None, None, None]:
-    """Put forward hooks on some modules for as long as this is open: before they run, and after with what they gave.
-
-    With `always`, after an error too, with None.
-    """
+    """Call functions before some modules run and after, with what they gave; with None after an error if `always`."""
     with ExitStack() as hooks:
         for module in modules:
             if before is not None:

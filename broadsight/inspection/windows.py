@@ -51,16 +51,14 @@ def cuts(module: Any) -> bool:
     return _said(module, (*WINDOWS, *CELLS)) is not None
 
 
-def windows_of(
-    owners: Sequence[Any], inputs: Inputs, image_size: tuple[int, int], count: int, keys: int
-) -> Windows | None:
+def windows_of(owners: Sequence, inputs: Inputs, image_size: tuple[int, int], count: int, keys: int) -> Windows | None:
     """How the map was cut of which an attention sees `count` windows with `keys` tokens each, if its owners say it."""
     for owner in owners:
-        window = _said(owner, WINDOWS)
-        several = hasattr(owner, "partition_size") and not hasattr(owner, "partition_block")  # ways to cut in one block
+        window, cut = _said(owner, WINDOWS), hasattr(owner, "partition_size")
+        several = cut and not hasattr(owner, "partition_block")  # ways to cut in one block
         if window is None or math.prod(window) != keys or several:
             continue
-        spread = hasattr(owner, "partition_size") and not owner.partition_block
+        spread = cut and not owner.partition_block
         shift = _pair(getattr(owner, "shift_size", 0)) or (0, 0)
         for size in _map_sizes(owner, inputs, image_size):
             if math.prod((found := Windows(size, window, shift, spread)).counts) == count:

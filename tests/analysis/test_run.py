@@ -77,7 +77,7 @@ def test_entropy_is_that_of_the_function(images, run):
     assert plain(value) == {"a": [1, 2.5, None], "3": [None, True, None], "t": "Identity()"}
 
 
-def test_all_models_see_the_same_sample(images, run):
+def test_all_models_see_the_same_sample_and_random_weights_come_from_the_seed(images, run):
     asked = ask("variance", run[0], "test_resnet", data=str(images), samples=4, seed=1, pretrained=False)
     subjects = open_subjects(asked)
     assert [one.label for one in subjects] == ["mine", "test_resnet, random weights"]
@@ -88,8 +88,6 @@ def test_all_models_see_the_same_sample(images, run):
     other = images_for(replace(asked, seed=5), analysis.MEASURES["variance"], subjects, {})
     assert [other[1][0][0].name(i) for i in range(4)] != names[0]
 
-
-def test_random_weights_come_from_the_seed():
     def weights(seed):
         (one,) = open_subjects(ask("variance", "test_resnet", seed=seed, pretrained=False))
         return next(one.model.parameters())
@@ -116,7 +114,7 @@ def test_batches_begin_again_and_skip_what_is_no_image(images, run, tmp_path):
     assert "bad.png cannot be read" in strict and "--strict" in strict
 
 
-def test_scenes_are_so_many_as_asked():
+def test_scenes_are_so_many_as_asked_and_pairs_and_lists_are_read(tmp_path):
     asked = ask("variance", "test_resnet", pretrained=False)
     subjects = open_subjects(asked)
     found = open_images(subjects, replace(asked, data="scenes:6"), labelled=False)
@@ -127,11 +125,7 @@ def test_scenes_are_so_many_as_asked():
     for wrong in ("scenes:0", "scenes:many", "scenes:-3"):
         request = replace(asked, data=wrong)
         assert "is not a count" in refusal(lambda request=request: open_images(subjects, request, labelled=False))
-
-
-def test_pairs_of_images_and_masks_and_lists(tmp_path):
-    asked = ask("variance", "test_resnet", data=str(tmp_path), pretrained=False)
-    subjects = open_subjects(asked)
+    asked = replace(asked, data=str(tmp_path))
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40)).save(tmp_path / name / "a.png")
@@ -142,7 +136,7 @@ def test_pairs_of_images_and_masks_and_lists(tmp_path):
     assert len(open_images(subjects, listed, labelled=False).source) == 1
 
 
-def test_labels_reach_the_tokens(images, pooled):
+def test_labels_reach_the_tokens(images, pooled, tmp_path):
     found = analyze(ask("tokens", pooled))
     (votes,) = found.results.values()
     assert votes.images == 2 and votes.bias in (0.0, 0.5, 1.0)  # a hold-out of one cat and one dog
@@ -150,9 +144,7 @@ def test_labels_reach_the_tokens(images, pooled):
     unlabelled = analyze(ask("tokens", pooled, data=str(images / "*" / "00*.png")))
     (votes,) = unlabelled.results.values()
     assert votes.images == 7 and votes.bias is None and any("has no labels" in note for note in unlabelled.notes)
-
-
-def test_labels_that_do_not_fit_are_left_out_if_they_can_be(pooled, tmp_path):
+    # labels that do not fit are left out if they can be
     data = str(fill(tmp_path, bird=2, fish=2))
     found = analyze(ask("tokens", pooled, data=data))
     assert found.results["test_resnet-map"].bias is None
@@ -168,7 +160,7 @@ def test_removal_asks_a_classifier_about_labelled_images(images, pooled):
     assert found.settings["seed"] == 0 and found.settings["dino_checkpoint"] is None
 
 
-def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
+def test_front_of_a_run_has_the_accuracy_of_its_training_or_that_on_data(images, pooled):
     found = analyze(Request("front", (str(pooled),), threads=1, device="cpu", size=SIZE))
     assert list(found.results) == ["latency_ms", "macs", "parameters"]
     ((point,),) = [one.points for one in found.results["parameters"].fronts]
@@ -176,10 +168,7 @@ def test_front_of_a_run_has_the_accuracy_of_its_training(pooled):
     record = record_of(found)
     assert record["results"]["macs"]["fronts"][0]["points"][0]["label"] == "test_resnet-map"
     assert "result" not in record["models"][0]
-
-
-def test_front_asks_about_data(images, pooled):
-    """A model whose bias makes it say cat, and one beside it without a word about its classes."""
+    # asked about data: a model whose bias makes it say cat, and one beside it without a word about its classes
     options = dict(data=str(images), part="all", set={"x": "macs"}, model_args={"num_classes": 2})
     found = analyze(Request("front", (str(pooled), "test_resnet"), **options, **RANDOM))
     points = [point for one in found.results["macs"].fronts for point in one.points]
@@ -197,7 +186,7 @@ def test_front_refusals(run, tmp_path):
     assert "holds no accuracy" in refusal(lambda: analyze(Request("front", (str(tmp_path / "bad.json"),))))
 
 
-def test_an_interrupt_keeps_what_is_done(images, run):
+def test_an_interrupt_keeps_what_is_done_and_progress_counts_all_images(images, run):
     def stop(done, total, doing):
         if done > 7:
             raise KeyboardInterrupt
@@ -210,10 +199,7 @@ def test_an_interrupt_keeps_what_is_done(images, run):
     assert "RANDOM" not in heading(found)
     with pytest.raises(KeyboardInterrupt):
         analyze(asked, lambda done, total, doing: stop(8, total, doing))
-
-
-def test_progress_counts_images_of_all_models(images, run):
-    """And runs of one model are called by their folders."""
+    # progress counts images of all models, and runs of one model are called by their folders
     seen = []
     asked = ask("variance", run[0], run[0], data=str(images), batch=4)
     found = analyze(asked, lambda done, total, doing: seen.append((done, total)))
@@ -240,7 +226,7 @@ def test_refusals(options, said, images):
     assert said in message and "\n" not in message
 
 
-def test_too_few_images(run, tmp_path):
+def test_too_few_images_and_channels_that_do_not_agree(run, tmp_path):
     Image.new("RGB", (40, 40)).save(tmp_path / "one.png")
     (tmp_path / "two.png").write_text("")
     measure = analysis.MEASURES["tokens"]
@@ -253,13 +239,10 @@ def test_too_few_images(run, tmp_path):
     assert "--samples 1; tokens needs 2 images" in refusal(lambda: found(str(tmp_path), samples=1))
     none = refusal(lambda: analyze(Request("entropy", (str(run[0]),), data=str(tmp_path / "two.png"), **SMALL)))
     assert "none of 1 images can be read" in none
-
-
-def test_channels_must_agree(run, tmp_path):
+    # channels must agree
     grey, _ = leave_run(tmp_path / "grey", model_args={"in_chans": 1})
     assert "different channels" in refusal(lambda: open_subjects(ask("variance", run[0], grey)))
-    found = analyze(ask("variance", grey, data="scenes:2"))
-    assert found.results["grey"].images == 2
+    assert analyze(ask("variance", grey, data="scenes:2")).results["grey"].images == 2
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch):

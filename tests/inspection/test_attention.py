@@ -50,7 +50,7 @@ def test_capture__has_the_calls_that_run_and_soft_maxes_over_any_axis():
     assert torch.equal(weights, x.softmax(1).mT)
 
 
-def test_hooks__of_others_on_any_module_are_called_and_what_they_return_counts():
+def test_hooks__of_others_on_any_module_are_called_and_wanted_spares_layers():
     model, x, noted = created("test_vit"), images("test_vit"), []
     for module in model.modules():
         module.register_forward_pre_hook(lambda module, args: noted.append(module))
@@ -61,10 +61,8 @@ def test_hooks__of_others_on_any_module_are_called_and_what_they_return_counts()
         with watch_attention(model, lambda name, rows, _: rows.received()):
             assert torch.equal(model(x), expected)
     assert noted == plain and set(find_attention(model)) <= set(noted)
-
-
-def test_wanted__spares_the_others():
-    model, noted = created("test_vit"), []
+    noted.clear()
+    model = created("test_vit")
     for wanted, expected in ((None, 6), (lambda name: name == "blocks.2.attn", 1), (lambda name: False, 0)):
         noted.clear()
         with torch.no_grad(), watch_attention(model, lambda name, *_: noted.append(name), wanted):
@@ -72,17 +70,14 @@ def test_wanted__spares_the_others():
         assert len(noted) == expected
 
 
-MODELS = ["test_vit", "swin_tiny_patch4_window7_224", "stvit_small", "mat_1", "partialformer_b0", "emsnet_xxtiny"]
+OURS = ["stvit_small", "mat_1", "partialformer_b0", "emsnet_xxtiny"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", *OURS])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @torch.no_grad()
 def test_outputs__are_the_same_to_the_bit(name, layout):
-    if name in ("test_vit", "swin_tiny_patch4_window7_224"):
-        model, x = created(name), images(name)
-    else:
-        model, x = randomize(shallow(name)).eval(), torch.randn(2, 3, 96, 64)
+    model, x = (randomize(shallow(name)).eval() if name in OURS else created(name)), torch.randn(2, 3, 64, 96)
     x = x.contiguous(memory_format=layout)
     expected = model(x)
     with watch_attention(model, lambda name, rows, module: rows.weights()):
@@ -97,10 +92,8 @@ def test_hooks__are_gone_also_after_an_error():
         raise RuntimeError("seen enough")
 
     for see in (lambda *_: None, fails):
-        with (
-            pytest.raises(RuntimeError, match="enough") if see is fails else nullcontext(),
-            watch_attention(model, see),
-        ):
+        expected = pytest.raises(RuntimeError, match="enough") if see is fails else nullcontext()
+        with expected, watch_attention(model, see):
             model(x)
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
         assert torch.overrides._get_current_function_mode() is None

@@ -42,23 +42,16 @@ def test_rows__are_the_weights(rows_of, limit, monkeypatch):
         assert torch.allclose(got, expected, atol=1e-6)
 
 
-def test_rows__over_another_axis_are_brought_to_the_last():
+def test_rows__over_another_axis_split_and_less_those_masked_as_a_whole():
     x = torch.randn(3, 6, 5)
     rows = rows_of_softmax(x, x.softmax(1), -2)
     assert rows.axis == -2 and torch.equal(rows.weights(), x.softmax(1).mT)
-
-
-def test_received__without_rows_that_are_masked_as_a_whole():
+    rows = rows_of_softmax(x, x.softmax(-1)).split((2, -1), 1)
+    assert rows.head_axis == 1 and torch.equal(rows.weights(), x.softmax(-1).view(3, 2, 3, 5))
     x, mask = torch.randn(2, 3, 5, 8), torch.ones(5, 5, dtype=torch.bool)
     mask[1] = False
     expected = by_hand(x)[..., [0, 2, 3, 4], :].mean(-2)
     assert torch.allclose(rows_of_product(x, x, x, mask).received(), expected, atol=1e-6)
-
-
-def test_split__takes_an_axis_apart():
-    x = torch.randn(3, 6, 5)
-    rows = rows_of_softmax(x, x.softmax(-1)).split((2, -1), 1)
-    assert rows.head_axis == 1 and torch.equal(rows.weights(), x.softmax(-1).view(3, 2, 3, 5))
 
 
 @pytest.mark.parametrize("shape", [(64, 6, 197, 197), (2, 12, 3136, 3136), (7, 9, 9), (1, 1, 1, 1), (3, 2, 5, 100_000)])

@@ -62,8 +62,6 @@ KNOWN = {
 }
 # Tokens before the grid.
 PREFIXES = dict(vit_tiny_patch16_224=1, deit_tiny_distilled_patch16_224=2, pit_ti_224=1)
-
-
 SLOW = """maxvit_tiny_tf_224 fastvit_t8 densenet121 regnetx_002 tinynet_e efficientvit_b0 mobilevit_xxs mvitv2_tiny
 mixer_s32_224"""
 
@@ -91,9 +89,8 @@ def test_maps_are_those_that_the_model_says_it_has(name):
 @pytest.mark.slow
 def test_bottlenecks_of_a_resnet_and_layers_of_a_vgg():
     blocks = find_blocks(timm.create_model("resnet50").eval(), torch.randn(1, 3, 64, 64))
-    assert [block.name for block in blocks] == [
-        f"layer{i}.{j}" for i, n in enumerate((3, 4, 6, 3), 1) for j in range(n)
-    ]
+    names = [f"layer{i}.{j}" for i, n in enumerate((3, 4, 6, 3), 1) for j in range(n)]
+    assert [block.name for block in blocks] == names
     blocks = find_blocks(timm.create_model("vgg11").eval(), torch.randn(1, 3, 64, 64))
     assert [block.name for block in blocks] == [f"features.{i}" for i in (1, 4, 7, 9, 12, 14, 17, 19)]
     assert [block.layout.grid for block in blocks] == [(n, n) for n in (64, 32, 16, 16, 8, 8, 4, 4)]
@@ -137,7 +134,7 @@ def test_pooled_and_broadcasting_models_have_the_blocks_of_their_backbone():
     assert plain == [(b.name, b.layout) for b in find_blocks(model, x)]
 
 
-def test_layers_of_a_sequence():
+def test_layers_of_a_sequence_and_models_in_which_nothing_is_found():
     """A layer ends before the next convolution, without what pools; a shared activation belongs to none."""
     layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3), nn.ReLU()]
     model = nn.Sequential(nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 2)).eval()
@@ -146,9 +143,6 @@ def test_layers_of_a_sequence():
     assert [(block.name, block.layout.grid) for block in blocks] == [("0.2", (18, 18)), ("0.5", (7, 7))]
     with torch.no_grad():
         assert torch.equal(maps(model, x)["0.2"], model[0][:3](x))
-
-
-def test_nothing_is_found():
     for model in (nn.Flatten(), nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2))):
         said = refusal(lambda model=model: find_blocks(model, torch.zeros(1, 3, 2, 2)))
         assert "has no blocks that give a map of several places; " in said and "such as resnet50" in said
@@ -157,18 +151,14 @@ def test_nothing_is_found():
     assert re.match("ResNet does not take an image of 5x64x64: .*; pass images of the size", said)
 
 
-def test_other_image_sizes_have_other_grids():
-    """Of as many tokens, too."""
+def test_other_image_sizes_have_other_grids_and_equal_sides_the_form_of_others_of_their_class():
+    """Where channels are as many as places are on a side, the form could be either."""
     model = created("vit_tiny_patch16_224")
     blocks = find_blocks(model, torch.zeros(1, 3, 64, 96))
     grids = []
     with watch_blocks(model, blocks[:1], lambda i, y: grids.append(tuple(y.shape[2:]))):
         pass_images(model, [torch.zeros(1, 3, 64, 96), torch.zeros(1, 3, 96, 64), torch.zeros(1, 3, 48, 48)])
     assert grids == [(4, 6), (6, 4), (3, 3)]
-
-
-def test_equal_sides_are_told_apart_by_others_of_the_class():
-    """Where channels are as many as places are on a side, the form could be either."""
 
     def mixer(dim: int) -> nn.Module:
         return Residual(nn.Sequential(nn.Linear(dim, dim), nn.Linear(dim, dim)))

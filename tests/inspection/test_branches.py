@@ -71,10 +71,8 @@ KNOWN = {
     (3, 3): "coatnet_pico_rw_224 pit_ti_224 convit pit_distilled nest",
     (3, 8): "edgenext_xx_small",
     (4, 0): "efficientvit_b0",
-    (4, 4): (
-        "deit_tiny_distilled_patch16_224 cait_xxs24_224 xcit_nano_12_p16_224 pvt_v2_b0 hiera_tiny_224 "
-        "tiny_vit_5m_224 tnt davit twins swinv2"
-    ),
+    (4, 4): """deit_tiny_distilled_patch16_224 cait_xxs24_224 xcit_nano_12_p16_224 pvt_v2_b0 hiera_tiny_224
+        tiny_vit_5m_224 tnt davit twins swinv2""",
     (5, 5): "swin_tiny_patch4_window7_224 levit_128s",
     (5, 8): "efficientformerv2_s0",
     (8, 8): "maxvit_tiny_tf_224 mixer_s32_224",
@@ -98,14 +96,11 @@ def test_counts__of_timm_and_ours(name):
         assert {type(branch.module) for branch in branches if branch.kind == "mlp"} == {ChannelMlp}
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_counts__of_others(name):
-    expected = (4, 4) if name == "torchvision_swin" else (2, 2)
-    assert counted(find_branches(FOREIGN[name](), image_size=SIDE)) == expected
-
-
-def test_counts__grow_with_the_depth():
-    """A model without candidates is not even run: this one could not be."""
+def test_counts__of_others_and_of_any_depth():
+    """A model without candidates is not even run: the convolution could not be."""
+    for name, make in FOREIGN.items():
+        expected = (4, 4) if name == "torchvision_swin" else (2, 2)
+        assert counted(find_branches(make(), image_size=SIDE)) == expected, name
     assert find_branches(nn.Conv2d(3, 4, 3)) == [] and find_branches(resnet18()) == []
     for depth in (1, 3):
         names = [branch.name for branch in find_branches(without_content("test_vit", depth=depth))]
@@ -135,21 +130,19 @@ def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
     assert [branch.name for branch in branches if part in branch.name.split(".")] == []
 
 
-@pytest.mark.parametrize("pool", ["map", "cap", "gap"])
-def test_left_out__the_swapped_pool(pool):
-    model = broadsight.swap_pool(created("test_vit"), pool)
-    branches = find_branches(model)
+def test_left_out__the_swapped_pool():
     names = [f"backbone.blocks.{i}.{k}" for i in range(6) for k in ("attn", "mlp")]
-    assert [branch.name for branch in branches] == names  # the last map is the last block's: none is cut off
-    assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
+    for pool in ("map", "cap", "gap"):
+        branches = find_branches(broadsight.swap_pool(created("test_vit"), pool))
+        assert [branch.name for branch in branches] == names  # the last map is the last block's: none is cut off
+        assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
 
 
 # By the axes of channels at front, mid and end.
 AXES = {
     (2, 2, 2): "test_vit.attn test_vit.mlp mixer_s32_224.mlp levit_128s.mlp",
-    (3, 3, 3): (
-        "test_convnext.mlp maxvit_tiny_tf_224.attn nest.attn stvit.mlp emsnet.attn emsnet.mlp mat.mlp partialformer.mlp"
-    ),
+    (3, 3, 3): """test_convnext.mlp maxvit_tiny_tf_224.attn nest.attn stvit.mlp emsnet.attn emsnet.mlp mat.mlp
+        partialformer.mlp""",
     (1, 1, 1): "convnext_atto.mlp poolformer_s12.mlp coatnet_pico_rw_224.attn",
     (1, None, 1): "mixer_s32_224.attn gmixer.attn resmlp_12_224.attn",
     (None, 2, 2): "vit_parallel.attn vit_parallel.mlp",
@@ -168,13 +161,11 @@ def test_layout__of_timm_and_ours(name, axes):
         assert {type(branch.module) for branch in branches} == {PartialAttention}
 
 
-def test_layout__super_tokens_have_a_middle_only_where_each_is_a_pixel():
+def test_layout__of_super_tokens_and_of_a_vit():
+    """Super tokens have a middle only where each is a pixel."""
     branches = found("stvit", "attn")
     assert [branch.mid is None for branch in branches] == [branch.module.cell != (1, 1) for branch in branches]
     assert {tokens.channel_axis for branch in branches for tokens in (branch.front, branch.end)} == {1}
-
-
-def test_channels__and_counts_of_a_vit():
     for branch in branches_of("test_vit"):
         hidden = 192 if branch.kind == "mlp" else 64
         assert [tokens.channels for tokens in places(branch)] == [64, hidden, 64]
@@ -195,25 +186,17 @@ def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
     assert [tokens.channel_axis for tokens in places(second)] == [2, 2, 2]
 
 
-WITH_CLASS_TOKEN = (
-    "test_vit deit_tiny_distilled_patch16_224 pit_ti_224 pit_distilled eva02 beit dinov3 mvit_class vit_parallel"
-)
-WITHOUT_CLASS_TOKEN = (
-    "cait_xxs24_224 xcit_nano_12_p16_224 swin_tiny_patch4_window7_224 vit_registers siglip volo pvt_v2_b0 "
-    "mixer_s32_224 hiera_tiny_224"
-)
+# Models with a class token, and without.
+WITH = "test_vit deit_tiny_distilled_patch16_224 pit_ti_224 pit_distilled eva02 beit dinov3 mvit_class vit_parallel"
+WITHOUT = """cait_xxs24_224 xcit_nano_12_p16_224 swin_tiny_patch4_window7_224 vit_registers siglip volo pvt_v2_b0
+mixer_s32_224 hiera_tiny_224"""
+SIZED = [("vit_tiny_patch16_224", dict(img_size=n, depth=1), True) for n in ((96, 64), (32, 224), (16, 112), 16)]
+NO_TOKEN = dict(depth=1, img_size=(64, 96), class_token=False, global_pool="avg")
+SIZED += [("vit_tiny_patch16_224", NO_TOKEN, False), ("pit_ti_224", dict(img_size=(96, 64)), True)]
+CLASS_TOKEN = [(name, {}, there) for names, there in ((WITH, True), (WITHOUT, False)) for name in names.split()]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        *((name, {}, True) for name in WITH_CLASS_TOKEN.split()),
-        *((name, {}, False) for name in WITHOUT_CLASS_TOKEN.split()),
-        *(("vit_tiny_patch16_224", dict(img_size=n, depth=1), True) for n in ((96, 64), (32, 224), (16, 112), 16)),
-        ("vit_tiny_patch16_224", dict(depth=1, img_size=(64, 96), class_token=False, global_pool="avg"), False),
-        ("pit_ti_224", dict(img_size=(96, 64)), True),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "expected"), CLASS_TOKEN + SIZED)
 def test_class_token__is_where_the_model_puts_one(name, options, expected):
     branches = find_branches(without_content(name, **options)) if options else branches_of(name)
     assert branches and {tokens.class_token for branch in branches for tokens in places(branch)} == {expected}
@@ -232,15 +215,11 @@ def test_class_token__of_some_branches_alone():
     assert split == [("attn", True), ("mlp", False)] * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "behind"),
-    [
-        ("swin_tiny_patch4_window7_224", "norm1", "drop_path1"),
-        ("swinv2", None, "norm1"),
-        ("maxvit_tiny_tf_224", "norm1", "ls1"),
-        ("tiny_vit_5m_224", None, "drop_path1"),
-    ],
-)
+BESIDE = [("swin_tiny_patch4_window7_224", "norm1", "drop_path1"), ("swinv2", None, "norm1")]
+BESIDE += [("maxvit_tiny_tf_224", "norm1", "ls1"), ("tiny_vit_5m_224", None, "drop_path1")]
+
+
+@pytest.mark.parametrize(("name", "before", "behind"), BESIDE)
 def test_windows__the_middle_sees_them_and_the_ends_where_there_is_no_other_place(name, before, behind):
     branches = branches_of(name)
     assert not any(tokens.windowed for branch in branches if branch.kind == "mlp" for tokens in places(branch))
@@ -251,33 +230,24 @@ def test_windows__the_middle_sees_them_and_the_ends_where_there_is_no_other_plac
         assert branch.end.module is block.get_submodule(behind) and branch.end.side == "input"
 
 
-def test_windows__one_that_covers_the_image_is_one_too():
+def test_windows__one_that_covers_the_image_is_one_too_but_a_whole_batch_is_none():
+    for name in ("test_vit", "pvt_v2_b0", "hiera_tiny_224", "nest", "twins"):
+        assert not any(tokens.windowed for branch in branches_of(name) for tokens in places(branch)), name
     *_, last = found("swin_tiny_patch4_window7_224", "attn")
     assert last.name.startswith("layers.3.") and last.end.count == 49
     assert last.mid.windowed and last.end.module is last.mid.block.drop_path1
-
-
-def test_windows__a_place_that_serves_two_branches_is_none():
-    """One module for the stochastic depth of both branches: what is added there would be in both."""
+    for branch in [*found("davit", "attn"), *found("mobilevit_xxs", "attn")]:
+        channels = type(branch.module).__name__ == "ChannelAttention"
+        assert branch.mid.windowed != channels, branch.name
+    # Inside ours, which gives whole maps, in every stage: where there is one window alone, a larger image has several
+    assert [(branch.end.windowed, branch.mid.windowed) for branch in found("mat", "attn")] == [(False, True)] * 2
+    # nor is a place that serves two branches, such as one stochastic depth: what is added there would be in both
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(2,), num_heads=(1,))
     for block in model.layers[0].blocks:
         block.drop_path1 = block.drop_path2 = nn.Identity()
     for branch in find_branches(model):
         if branch.kind == "attn":
             assert branch.end.windowed and branch.end.module is branch.module.proj
-
-
-def test_windows__by_the_kind_of_block():
-    for branch in [*found("davit", "attn"), *found("mobilevit_xxs", "attn")]:
-        channels = type(branch.module).__name__ == "ChannelAttention"
-        assert branch.mid.windowed != channels, branch.name
-    # Inside ours, which gives whole maps, in every stage: where there is one window alone, a larger image has several
-    assert [(branch.end.windowed, branch.mid.windowed) for branch in found("mat", "attn")] == [(False, True)] * 2
-
-
-@pytest.mark.parametrize("name", ["test_vit", "pvt_v2_b0", "hiera_tiny_224", "nest", "twins"])
-def test_windows__none_where_the_batch_is_whole(name):
-    assert not any(tokens.windowed for branch in branches_of(name) for tokens in places(branch))
 
 
 def test_models__features_only_and_other_channels():
@@ -289,7 +259,7 @@ def test_models__features_only_and_other_channels():
     assert len(find_branches(listed)) == len(found("test_convnext", "mlp")) == 9
 
 
-def test_models__values_that_are_asked_for():
+def test_models__that_ask_for_values_and_tokens_given_by_keyword():
     """A model that cannot run without arithmetic is run with it."""
 
     def asks(self: Made, x: Tensor) -> Tensor:
@@ -299,30 +269,22 @@ def test_models__values_that_are_asked_for():
         mlp = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 16))
         (branch,) = find_branches(TokenModel(Made(asks, mlp=mlp)).to(dtype))
         assert branch.end.count == 17 and branch.end.class_token
+    block = Made(lambda self, x: x + self.attn(x=x), attn=attention(16))
+    assert [branch.name for branch in find_branches(TokenModel(block))] == ["blocks.0.attn"]
 
 
-@pytest.mark.parametrize("nested", ["first", "last", "both"])
-def test_models__no_place_is_a_sequence(nested):
-    """Which would run whatever is added to it."""
-    first = [nn.Sequential(nn.Linear(16, 24), nn.GELU())] if nested != "last" else [nn.Linear(16, 24), nn.GELU()]
-    last = [nn.Sequential(nn.Linear(24, 16), nn.Tanh())] if nested != "first" else [nn.Linear(24, 16)]
-    (branch,) = find_branches(TokenModel(Residual(nn.Sequential(*first, *last))))
-    assert [type(t.module) for t in places(branch) if isinstance(t.module, nn.Sequential)] == []
-
-
-def test_models__convolutions_of_a_local_block():
-    """The residual connection is inside: the branch is what is added to it."""
+def test_models__no_place_is_a_sequence_and_the_branch_is_inside_its_residual():
+    """A sequence would run whatever is added to it."""
+    one, two = (nn.Linear(16, 24), nn.GELU()), (nn.Linear(24, 16), nn.Tanh())
+    nested = nn.Sequential(*one), nn.Sequential(*two)
+    for layers in ((nested[0], two[0]), (*one, nested[1]), nested):
+        (branch,) = find_branches(TokenModel(Residual(nn.Sequential(*layers))))
+        assert [type(t.module) for t in places(branch) if isinstance(t.module, nn.Sequential)] == []
     model = FOREIGN["local_vit"]()
     first = next(branch for branch in find_branches(model) if branch.kind == "mlp")
     conv = model.blocks[0].conv.conv
     assert (first.name, first.module, first.projection) == ("blocks.0.conv.conv", conv, conv[6])
     assert [tokens.module for tokens in places(first)] == [first.module[0], first.module[6], first.module[7]]
-
-
-def test_models__given_by_keyword():
-    """Tokens that an attention gets by name are tokens as well."""
-    block = Made(lambda self, x: x + self.attn(x=x), attn=attention(16))
-    assert [branch.name for branch in find_branches(TokenModel(block))] == ["blocks.0.attn"]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -344,15 +306,12 @@ def test_trace__the_model_runs_as_before(name):
         assert torch.equal(fresh(x), model(x))
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (RuntimeError("out of order\nand more"), "out of order"),
-        (KeyError("bananas"), "KeyError: 'bananas'"),
-        (AssertionError(), "AssertionError"),
-    ],
-)
-def test_refused__models_that_do_not_run(fault, reason):
+FAULTS = {"KeyError: 'bananas'": KeyError("bananas"), "AssertionError": AssertionError()}
+FAULTS["out of order"] = RuntimeError("out of order\nand more")
+
+
+@pytest.mark.parametrize(("reason", "fault"), FAULTS.items())
+def test_refused__models_that_do_not_run(reason, fault):
     words = rf"^Made does not run on images of 224x224 \({reason}\); pass the image_size that it was built for$"
 
     def look() -> None:
@@ -367,8 +326,8 @@ def test_refused__models_that_do_not_run(fault, reason):
     assert_untouched(model, look)
 
 
-@pytest.mark.parametrize("size", [32, (32, 32), [32, 32]])
-def test_size__given_where_the_model_does_not_say(size):
-    assert len(find_branches(FOREIGN["torchvision_vit"](), image_size=size)) == 4
+def test_size__given_where_the_model_does_not_say():
+    for size in (32, (32, 32), [32, 32]):
+        assert len(find_branches(FOREIGN["torchvision_vit"](), image_size=size)) == 4
     with pytest.raises(ValueError, match=r"^VisionTransformer does not run on images of 224x224 \(.*\); pass the"):
         find_branches(FOREIGN["torchvision_vit"]())

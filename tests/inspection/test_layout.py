@@ -30,23 +30,16 @@ def test_tokens__are_a_grid_in_the_proportions_of_the_image(tokens, prefixes, si
     assert [(one.form, one.prefix, *one.grid) for one in found[:1]] == ([("NLC", *expected)] if expected else [])
 
 
-@pytest.mark.parametrize(
-    ("shape", "form", "expected"),
-    [
+def test_maps__channels_first_or_last_or_the_nearest_where_nothing_fits():
+    for shape, form, expected in (
         ((2, 8, 4, 6), None, ["NCHW"]),
         ((2, 4, 6, 32), None, ["NHWC"]),
         ((2, 5, 7, 8), None, ["NHWC"]),  # of 64x96 at stride 14, rounded up
         ((2, 6, 9, 13), None, ["NCHW", "NHWC"]),
         ((2, 6, 9, 13), "NHWC", ["NHWC", "NCHW"]),
-        ((2, 8, 16, 2), None, []),
-        ((2, 8), None, []),
-    ],
-)
-def test_maps__channels_first_or_last(shape, form, expected):
-    assert [one.form for one in layouts_of(shape, (64, 96), form=form)] == expected
-
-
-def test_nearest__is_found_where_nothing_fits():
+        *(((2, 8, 16, 2), None, []), ((2, 8), None, [])),
+    ):
+        assert [one.form for one in layouts_of(shape, (64, 96), form=form)] == expected
     assert layouts_of((1, 17, 8), (64, 64), prefixes=[0], nearest=True)[0].grid in ((1, 17), (17, 1))
     assert layouts_of((2, 3, 5, 30), (64, 64), nearest=True)[0] == Layout("NHWC", (3, 5))
 

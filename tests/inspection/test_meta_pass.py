@@ -43,9 +43,7 @@ def test_copied__without_values_or_with_the_same_tensors():
     same = copied(model, model, with_values=True)
     assert all(a is b for a, b in zip(same.parameters(), model.parameters(), strict=True))
     assert same(torch.zeros(5, 3)).shape == (5, 4) and model.seen is None
-
-
-def test_copied__modules_and_tensors_in_two_places_stay_shared():
+    # modules and tensors in two places stay shared
     shared, other = nn.Linear(3, 3), nn.Linear(3, 3)
     other.weight = shared.weight
     model = nn.ModuleList([shared, nn.ModuleList([shared, other])])
@@ -64,19 +62,9 @@ def test_in_eval_mode__restores_every_module():
     assert [module.training for module in model.modules()] == [True, True, False] and torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "size"),
-    [
-        ("test_vit", {}, (160, 160)),
-        ("test_vit", dict(img_size=(64, 96)), (64, 96)),
-        ("resnet10t", {}, (176, 176)),
-        ("mixer_s32_224", {}, (224, 224)),
-    ],
-)
-def test_image_size__recorded_or_trained_on(name, options, size):
-    assert image_size(timm.create_model(name, device="meta", **options)) == size
-
-
-def test_image_channels__of_the_first_convolution_or_what_is_usual():
+def test_image__size_recorded_or_trained_on_and_channels_of_the_first_convolution():
+    for name, size in dict(test_vit=160, resnet10t=176, mixer_s32_224=224).items():
+        assert image_size(timm.create_model(name, device="meta")) == (size, size)
+    assert image_size(timm.create_model("test_vit", device="meta", img_size=(64, 96))) == (64, 96)
     assert image_channels(timm.create_model("resnet10t", in_chans=5, device="meta"))[0] == 5
     assert (image_channels(nn.Linear(2, 2)), image_size(nn.Linear(2, 2))) == ([3], (224, 224))

@@ -45,30 +45,21 @@ class Measure:
             raise ValueError(f"{self.name} has no option {unknown[0]!r}; {hint}{there}")
         parameters = {**inspect.signature(self.plot).parameters, **inspect.signature(self.run).parameters}
         usual = {name: parameters[name].default for name in self.options}
-        for name, value in given.items():
-            kind = type(usual[name])  # whether the value makes sense is checked by the measure
-            if kind in (int, float, bool, str):
-                kinds = (int, float) if kind is float else (kind,)
-                if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
-                    raise ValueError(f"{name}={value}; expected a value like {usual[name]}")
+        kinds: dict[type, Any] = {int: int, float: (int, float), bool: bool, str: str}
+        for name, value in given.items():  # whether the value makes sense is checked by the measure
+            kind = type(usual[name])
+            if not isinstance(value, kinds.get(kind, object)) or (isinstance(value, bool) and kind in (int, float)):
+                raise ValueError(f"{name}={value}; expected a value like {usual[name]}")
         return usual | dict(given)
 
     def of_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that `run` takes."""
-        return _taken(self.run, settings)
-
-    def of_plot(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that `plot` takes."""
-        return _taken(self.plot, settings)
-
-    def labels_for(self, settings: Mapping[str, Any]) -> str:
-        """Whether it uses labels, with these settings."""
-        return "needed" if settings.get("target") == "label" else self.labels
+        return taken(self.run, settings)
 
 
-def _taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    return {name: value for name, value in settings.items() if name in parameters}
+def taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a function takes."""
+    return {name: value for name, value in settings.items() if name in inspect.signature(function).parameters}
 
 
 MEASURES: dict[str, Measure] = {}
@@ -100,13 +91,10 @@ def check_suits(measure: Measure, model: nn.Module, name: str, *, dense: bool = 
     known = suiting(model, dense)
     if measure.name in known:
         return
-    what = f"has no {measure.thing}"
-    if dense and not measure.dense:
-        what = "is a dense run, of which the backbone alone is measured"
-    raise ValueError(
-        f"{name} {what}; {measure.name} needs {measure.thing}, as in {measure.examples}; "
-        f"of {name} there are {', '.join(known)}"
-    )
+    backbone = dense and not measure.dense
+    what = "is a dense run, of which the backbone alone is measured" if backbone else f"has no {measure.thing}"
+    needs = f"{measure.name} needs {measure.thing}, as in {measure.examples}"
+    raise ValueError(f"{name} {what}; {needs}; of {name} there are {', '.join(known)}")
 
 
 # What all measures of attention, or of classifiers, have in common.

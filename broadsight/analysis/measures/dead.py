@@ -1,7 +1,6 @@
-"""How many neurons do not fire: activations that are exactly 0 after a ReLU, layer by layer.
+"""How many neurons do not fire, as in MAP's Sec. 3: activations that are exactly 0 after a ReLU, layer by layer.
 
-The measure of MAP's Sec. 3. A smooth activation such as GELU gives no exact 0; for these the share that is 0 or less
-is reported instead, under that name.
+A smooth activation such as GELU gives no exact 0; for these it is the share that is 0 or less.
 """
 
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ...inspection.activations import ActivationWatch
+from ...inspection.activations import ActivationWatch, Layer
 from ...inspection.passing import Images, Seen, check_model, pass_images, peek
 from ...inspection.watch import eager, uncompiled
 from .base import Measure, Rows, register_measure
@@ -50,10 +49,8 @@ def dead_neurons(model: nn.Module, images: Images, *, batch_size: int = 8, seen:
     """The share of activations that do not fire after every ReLU or other activation of a model.
 
     Every call of torch's functions relu and relu6 (exactly 0), gelu, silu, mish, hardswish, elu, selu, celu, leaky_relu
-    and prelu (0 or less) counts, whether by a module of torch or timm, by a norm that includes it, or by the model
-    itself, in gates and heads too; and timm's modules that write these out. What a model writes out itself, such as
-    clamp(min=0) for a ReLU, is not recognised. Meanwhile all modules have hooks, with which our layers run as they are
-    written: the same answers up to rounding.
+    and prelu (0 or less) counts, in gates and heads too; and timm's modules that write these out. What a model writes
+    out itself, such as clamp(min=0) for a ReLU, is not recognised.
     """
     check_model(model)
     inner = uncompiled(model)
@@ -68,23 +65,18 @@ def dead_neurons(model: nn.Module, images: Images, *, batch_size: int = 8, seen:
     with eager(model), watch:
         passed = pass_images(inner, images, batch_size=batch_size, seen=after)
     if not watch.layers:
-        raise ValueError(
-            f"{type(inner).__name__} calls no activation that can be dead, such as relu or gelu; pass a model with "
-            "one, such as resnet50, or choose variance or spectrum, which any model has"
-        )
-    layers = (
-        LayerDeath(x.name, x.function, x.exact, x.share / passed, int(x.silent.sum()), len(x.silent))
-        for x in watch.layers.values()
-    )
-    return DeadNeurons(tuple(layers), passed)
+        hint = "pass a model with one, such as resnet50, or choose variance or spectrum, which any model has"
+        raise ValueError(f"{type(inner).__name__} calls no activation that can be dead, such as relu or gelu; {hint}")
+
+    def death(x: Layer) -> LayerDeath:
+        return LayerDeath(x.name, x.function, x.exact, x.share / passed, int(x.silent.sum()), len(x.silent))
+
+    return DeadNeurons(tuple(map(death, watch.layers.values())), passed)
 
 
 @draws(DeadNeurons, "dead_neurons")
 def plot_dead_neurons(dead: Mapping[str, DeadNeurons]) -> Figure:
-    """Draw the share of activations and that of dead channels over layers, one line for each model.
-
-    Filled markers are exactly 0, after a ReLU; hollow ones 0 or less, after another activation.
-    """
+    """Draw the share of activations and that of dead channels over layers, hollow where it is of 0 or less."""
     figure = new_figure(10.5, 4.2)
     left, right = figure.subplots(1, 2)
     for number, (label, one) in enumerate(dead.items()):
@@ -112,15 +104,6 @@ def rows(result: DeadNeurons) -> Rows:
     return columns, [(x.name, x.function, x.counted, 100 * x.share, x.dead, x.channels) for x in result.layers]
 
 
-register_measure(
-    Measure(
-        "dead",
-        "how many activations and channels never fire",
-        "MAP, Figs. 2c and 7c",
-        dead_neurons,
-        plot_dead_neurons,
-        rows,
-        thing="activations such as ReLU or GELU",
-        order=2,
-    )
-)
+ABOUT = "how many activations and channels never fire", "MAP, Figs. 2c and 7c"
+THING = "activations such as ReLU or GELU"
+register_measure(Measure("dead", *ABOUT, dead_neurons, plot_dead_neurons, rows, thing=THING, order=2))

@@ -1,7 +1,7 @@
 """How densely a model attends: the entropy of its attention weights, layer by layer.
 
-The measure of the context broadcasting paper: a row of weights that reaches all tokens alike has the largest entropy, a
-row that picks one token has none.
+As in the context broadcasting paper. A row that reaches all tokens alike has the largest entropy, one that picks a
+single token has none.
 """
 
 import math
@@ -42,7 +42,6 @@ class LayerEntropy(float):
         return float(self) / self.uniform if self.keys > 1 else 1.0
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
         numbers = dict(entropy=float(self), uniform=self.uniform, density=self.density)
         return numbers | dict(keys=self.keys, heads=list(self.heads))
 
@@ -52,21 +51,17 @@ def attention_entropy(
 ) -> dict[str, LayerEntropy]:
     """Entropy of the attention weights of every layer of a model, by the layer's name, in the order of execution.
 
-    The weights are those that the soft-max gives in eval mode: before dropout, and before what some models do to them
-    afterwards (mixing of heads, differences). A layer with several soft-maxes has several entries, "name", "name#2" and
-    so on. Soft-maxes over other axes than the last do not count, nor do rows in which everything is masked. What a row
-    is depends on the layer:
+    The weights are those that the soft-max over the last axis gives in eval mode, before dropout and whatever follows.
+    A layer with several of them has several entries, "name", "name#2" and so on; rows in which everything is masked do
+    not count. All images have one size. What a row is depends on the layer:
 
     - attention in windows: the keys of one window; among channels (XCiT, DaViT): channels instead of tokens;
     - super-token attention: one super token's weights over all of them, and not the association of pixels with them;
     - abstract tokens (MAT): a pixel's weights in its window; "#2" the abstract token's in its window; "#3" an abstract
       token's among those of the image; "#4" a pixel's among those of the image;
-    - partial attention: a foreground token's weights among the foreground; "#2" the background's single query among
-      all tokens, zero for the foreground;
+    - partial attention: a foreground token's among the foreground; "#2" the background's single query among all tokens;
     - EMSNet: a place's weights in its 3x3 window; "#2" a coarse cell's among all of them;
     - multi-token pooling: a learned token's weights over its group's tokens and the image.
-
-    All images have one size.
     """
     layers = sum_attention(model, images, _Layer, batch_size=batch_size, seen=seen)
     return {name: layer.entropy() for name, layer in layers.items()}
@@ -114,7 +109,6 @@ def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
     """Entropies (...) of the soft-max of logits (..., M), which may be `ours` to write to, and which rows count.
 
     With z the logits less the largest, and s the sum of exp(z): log(s) - sum(exp(z) z) / s, in which nothing cancels.
-    A row that is masked as a whole does not count, and has 0. None if all count.
     """
     largest = logits.amax(-1, keepdim=True)
     z = logits.sub_(largest) if ours else logits - largest
@@ -122,7 +116,7 @@ def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
     total = terms.sum(-1)
     entropies = total.log() - terms.mul_(z).sum(-1) / total
     if not entropies.isnan().any():
-        return entropies, None
+        return entropies, None  # all rows count
     # Zero times infinity where something is masked; or else the model computes nonsense, and should show it.
     terms = z.clamp_(min=-800).exp()  # zero, also in float64
     total = terms.sum(-1)
@@ -130,15 +124,5 @@ def _entropies(logits: Tensor, ours: bool) -> tuple[Tensor, Tensor | None]:
     return (total.log() - terms.mul_(z).sum(-1) / total).masked_fill_(hidden, 0), ~hidden
 
 
-register_measure(
-    Measure(
-        "entropy",
-        "how widely every attention spreads: from one token, 0, to all alike",
-        "context broadcasting, Sec. 3",
-        attention_entropy,
-        plot_attention_entropy,
-        rows,
-        **OF_ATTENTION,
-        order=4,
-    )
-)
+ABOUT = "how widely every attention spreads: from one token, 0, to all alike", "context broadcasting, Sec. 3"
+register_measure(Measure("entropy", *ABOUT, attention_entropy, plot_attention_entropy, rows, **OF_ATTENTION, order=4))

@@ -56,10 +56,9 @@ def pass_blocks(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> tuple[list[Block], int]:
-    """Run a model on all images, as `pass_images` does, and show the map (B, C, h, w) of every block to `see`.
+    """Run a model on all images and show the map (B, C, h, w) of every block, or of `layers`, to `see`.
 
-    Layers are other modules instead, as `find_layers` takes them. Back come the blocks in order of execution, and how
-    many images there were.
+    Back come the blocks in order of execution, and how many images there were.
     """
     image, images = peek(images)
     blocks = find_blocks(model, image) if layers is None else find_layers(model, image, layers)
@@ -86,7 +85,7 @@ def sum_attention(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> dict[str, Any]:
-    """Sums over the attention rows of all images for every soft-max of a model, as `pass_attention` shows them.
+    """Sums over the attention rows of all images for every soft-max of a model, by its name.
 
     `start` makes an empty AttentionSum; `arranged` brings the rows of a module into another form first.
     """
@@ -97,28 +96,19 @@ def sum_attention(
         new = start(rows)
         layer = sums.setdefault(name, new)
         if (layer.heads, layer.keys) != (new.heads, new.keys):
-            raise ValueError(
-                f"{name} attends to {new.keys} keys now and to {layer.keys} before; pass images of one size"
-            )
+            keys = f"{new.keys} keys now and to {layer.keys} before"
+            raise ValueError(f"{name} attends to {keys}; pass images of one size")
         layer.add(rows)
 
     pass_attention(model, images, see, batch_size=batch_size, seen=seen)
     return sums
 
 
-def draws(
-    kind: type, measure: str, *, by_layer: bool = False
-) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
-    """Give a function that draws {label: result} a second argument `path`, a png, svg or pdf file to write.
+def draws(kind: type, measure: str, *, by_layer: bool = False) -> Callable[[Callable], Callable[..., Figure]]:
+    """Give a function that draws {label: result} a second argument `path`, a png, svg or pdf file to write whole.
 
-    The file appears complete or not at all. The results are checked first: each is of that kind, or its values are if
-    it is one `by_layer`.
+    The results are checked first: each is of that kind, or its values are if it is one `by_layer`.
     """
-
-    def fits(result: Any) -> bool:
-        if by_layer:
-            return isinstance(result, Mapping) and all(isinstance(x, kind) for x in result.values())
-        return isinstance(result, kind)
 
     def decorate(draw: Callable[..., Figure]) -> Callable[..., Figure]:
         @functools.wraps(draw)
@@ -128,7 +118,8 @@ def draws(
             if not isinstance(results, Mapping) or not results:
                 raise ValueError(f"there is nothing to draw; expected {{label: result of {measure}}}, one at least")
             for label, result in results.items():
-                if not fits(result):
+                fits = isinstance(result, Mapping if by_layer else kind)
+                if not fits or (by_layer and not all(isinstance(x, kind) for x in result.values())):
                     came = type(result).__name__
                     raise ValueError(f"{label!r} is no result of {measure} but a {came}; pass {{label: result}}")
             figure = draw(results, **options)
@@ -175,16 +166,13 @@ def draw_lines(panel: Axes, lines: Mapping[str, Sequence[float]], quantity: str)
     count_from_one(panel, "layer")
 
 
-def draw_band(
-    panel: Axes, at: Sequence[float], middle: Sequence[float], half: Sequence[float], colour: str, alpha: float
-) -> None:
-    """A pale band around a line, that wide to either side."""
+def draw_band(panel: Axes, at: Any, middle: Any, half: Any, colour: str, alpha: float) -> None:
+    """A pale band around a line, that wide to either side; all three are sequences of numbers."""
     low, high = ([y + sign * e for y, e in zip(middle, half, strict=True)] for sign in (-1, 1))
     panel.fill_between(at, low, high, color=colour, alpha=alpha, linewidth=0)
 
 
 def draw_legend(panel: Axes) -> None:
     """Inside the panel if it is short, beside it if not."""
-    many = len(panel.get_legend_handles_labels()[1]) > 4
-    beside: dict[str, Any] = dict(loc="upper left", bbox_to_anchor=(1.0, 1.0)) if many else {}
-    panel.legend(frameon=False, **beside)
+    beside: dict[str, Any] = dict(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    panel.legend(frameon=False, **beside if len(panel.get_legend_handles_labels()[1]) > 4 else {})

@@ -51,10 +51,7 @@ class Fronts(Result):
 
 
 def pareto_front(points: Iterable[Point]) -> list[Point]:
-    """The points that no other beats, by cost: no other is as cheap and better, as good and cheaper, or both.
-
-    Points that are equal in both do not beat each other. Points without cost or accuracy are left out.
-    """
+    """The complete points that no other beats, by cost: no other is as cheap and better, or as good and cheaper."""
     front: list[Point] = []
     for point in sorted((point for point in points if point.complete), key=_place):
         if not front or _place(point) == _place(front[-1]) or point.accuracy > front[-1].accuracy:  # ty: ignore
@@ -65,8 +62,7 @@ def pareto_front(points: Iterable[Point]) -> list[Point]:
 def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     """A front for each source and data.
 
-    A point without accuracy, as from a benchmark, lends its cost to points of the same model without a cost, such as
-    published ones, which have no latency.
+    A point without accuracy, as from a benchmark, lends its cost to points of the same model without one.
     """
     check_axis(x)
     points, notes = _joined(list(points), UNITS[x][0])
@@ -85,10 +81,7 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
 
 
 def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", paper: str = "") -> dict[str, Fronts]:
-    """Fronts over one of AXES, or over "all" for which points are known.
-
-    `points` gives those for a cost; whoever makes them looks at `paper`.
-    """
+    """Fronts over one of AXES, or over "all" that have any `points`; whoever makes these looks at `paper`."""
     found, failures = {}, []
     for axis in AXES if x == "all" else (x,):
         try:
@@ -102,10 +95,7 @@ def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", pap
 
 @draws(Fronts, "fronts")
 def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
-    """Draw accuracy over cost: each front a line of steps, models on it in full colour and others pale.
-
-    Published accuracies have hollow marks and broken lines. Bars show the quartiles of a latency where they are known.
-    """
+    """Draw accuracy over cost: each front a line of steps, broken for published ones; others are pale."""
     figure = new_figure(1.5 + 6.0 * len(fronts), 5.4)
     panels = figure.subplots(1, len(fronts), squeeze=False).flatten()
     styles: dict[tuple[str, str], tuple[str, str]] = {}  # colour and marker of each source and data
@@ -198,22 +188,12 @@ def _draw(panel: Any, front: Front, style: tuple[str, str], scale: float, end: f
     return Line2D([], [], color=colour, linestyle=line, marker=marker, markerfacecolor=face)
 
 
-register_measure(
-    Measure(
-        "front",
-        "which models are worth their cost: accuracy over latency, MACs and parameters",
-        "MAP, Fig. 7d; MAT, Fig. 4.4; PartialFormer, Fig. 5.1",
-        fronts_over,
-        plot_fronts,
-        rows,
-        **OF_CLASSIFIERS,
-        batch=64,
-        takes="files",
-        labels="needed",
-        options={
-            "x": "latency_ms, macs, parameters or all",
-            "paper": "published accuracies too, of our models whose names match, such as 'mat_*'",
-        },
-        order=11,
-    )
-)
+ABOUT = "which models are worth their cost: accuracy over latency, MACs and parameters"
+SOURCE = "MAP, Fig. 7d; MAT, Fig. 4.4; PartialFormer, Fig. 5.1"
+TAKES: dict[str, Any] = dict(batch=64, takes="files", labels="needed")
+OPTIONS = {
+    "x": "latency_ms, macs, parameters or all",
+    "paper": "published accuracies too, of our models whose names match, such as 'mat_*'",
+}
+FUNCTIONS = fronts_over, plot_fronts, rows
+register_measure(Measure("front", ABOUT, SOURCE, *FUNCTIONS, **OF_CLASSIFIERS, **TAKES, options=OPTIONS, order=11))

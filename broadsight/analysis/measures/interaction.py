@@ -1,10 +1,8 @@
 """How much of an image two patches need around them to act together: the multi-order interaction strength.
 
-The measure of the EMSNet chapter (Eq. 3.13 and 3.14), after Deng et al., ICLR 2022. An image is cut into n patches;
-v(S) is a model's score for its class when only the patches S are shown and the rest has the colour of a baseline. Two
-patches interact in the context S by v(S+i+j) - v(S+i) - v(S+j) + v(S); the mean of that over contexts of m patches is
-their interaction of order m. The strength of an order is the mean size of these interactions, as a multiple of its mean
-over all orders that were measured.
+As in the EMSNet chapter (Eq. 3.13 and 3.14), after Deng et al., ICLR 2022: v(S) is a model's score for its class when
+of n patches only S are shown. Two interact in the context S by v(S+i+j) - v(S+i) - v(S+j) + v(S); the mean of that over
+contexts of m patches is their interaction of order m, and its mean size the strength, relative to the other orders.
 """
 
 import math
@@ -31,11 +29,9 @@ SCORES = ("log-odds", "logit")
 class InteractionStrength(Result):
     """Interaction strength of each order, and how well it is known.
 
-    The error is by the jackknife over images, so that it covers images, pairs, contexts and denominator; with fewer
-    than some 20 images it is a little small. Of a single image it is taken over pairs and does not hold for other
-    images; nan of a single pair. The floor is the strength of pairs that do not interact on average, caused by the
-    scatter of their few contexts alone, if that is normal: a strength near it wants more contexts. It is 0 where all
-    contexts were taken; nan for a single context, which has no scatter.
+    The error is by the jackknife over images, a little small with fewer than some 20; of a single image over its pairs,
+    and nan of a single pair. A strength near the floor wants more contexts: that much their scatter alone gives pairs
+    that do not interact on average, 0 where all contexts were taken, nan for a single one.
     """
 
     orders: tuple[int, ...]  # m, the patches in a context, ascending
@@ -86,19 +82,14 @@ def interaction_strength(
     interaction that is itself a mean over few contexts comes out too large, at most by about `floor`.
 
     Args:
-        model: Any classifier: (B, C, H, W) to (B, classes).
-        images: As for `pass_images`, of any sizes.
-        grid: Patches down and across, or one number for both; unequal where it does not divide the image. The thesis
-            has 16 x 16, of 14 pixels each.
+        grid: Patches down and across, or one number for both; the thesis has 16 x 16, of 14 pixels each.
         orders: Context sizes: floats are shares of all patches, 0 to 1, rounded to n - 2 at most; integers numbers.
-        pairs, contexts: Pairs of patches drawn of each image, and contexts of each pair and order; all, if there are
-            no more.
+        pairs, contexts: Pairs drawn of each image, and contexts of each pair and order; all, if there are no more.
         target: The class whose score it is: the model's answer to the whole image if None, "label" for the second of
             the tuples that the images come in, one for all, or one for each image in their order.
         score: "log-odds" of the class's probability, log p / (1 - p), as in the paper; or its "logit".
         baseline: Stands for an absent patch, one value or one for each channel; 0 is the mean of normalised images.
         batch_size: Masked images that pass the model at a time, at most.
-        seen: Called after every pass with the number of images done.
     """
     check_model(model)
     design = Design(grid, orders, pairs, contexts)
@@ -119,10 +110,16 @@ def interaction_strength(
     if not sizes:
         raise ValueError(NO_IMAGES)
     units = torch.stack([size.mean(0) for size in sizes]) if len(sizes) > 1 else sizes[0]  # units, orders
-    strength, error, whole = _relative(units)
     scatter = torch.stack([variance.sqrt().mean(0) for variance in noise]).mean(0) * (2 / math.pi) ** 0.5
-    floor = scatter / whole if whole else torch.zeros_like(scatter)
-    figures = dict(strength=strength, error=error, floor=floor, absolute=units.mean(0))
+    absolute, count = units.mean(0), len(units)
+    strength = error = floor = torch.zeros_like(absolute)
+    if whole := absolute.mean().item():  # the figures are multiples of it
+        strength, floor, error = absolute / whole, scatter / whole, torch.full_like(absolute, math.nan)
+        if count > 1:  # jackknife: how the ratio varies when one unit is left out
+            without = (units.sum(0) - units) / (count - 1)
+            without = without / without.mean(1, keepdim=True).clamp(min=1e-300)
+            error = ((without - without.mean(0)).square().sum(0) * (count - 1) / count).sqrt()
+    figures = dict(strength=strength, error=error, floor=floor, absolute=absolute)
     lists: dict[str, Any] = {name: tuple(values.tolist()) for name, values in figures.items()}
     how: dict[str, Any] = dict(pairs=design.pairs, contexts=contexts, grid=design.grid, score=score, seed=seed)
     return InteractionStrength(design.orders, **lists, images=len(sizes), **how)
@@ -130,10 +127,7 @@ def interaction_strength(
 
 @draws(InteractionStrength, "interaction_strength")
 def plot_interaction_strength(results: Mapping[str, InteractionStrength]) -> Figure:
-    """Draw strength over order, one line for each model, in a band of two standard errors to either side.
-
-    The dotted line in a model's colour is its floor, the strength that the scatter of contexts alone gives.
-    """
+    """Draw strength over order in a band of two standard errors, and dotted the floor that scatter alone gives."""
     figure = new_figure(7, 4.2)
     panel = figure.subplots()
     for i, (label, result) in enumerate(results.items()):
@@ -173,10 +167,7 @@ def _labelled(images: Any, target: Any) -> Iterator[tuple[Tensor, int | None]]:
 
 
 class _Answers:
-    """Scores of one class in all answers of a model to the subsets of one image, the first of which is the whole.
-
-    The class is the model's answer to the whole image if None.
-    """
+    """Scores of a class, if None of the first answer, in all answers of a model to the subsets of one image."""
 
     def __init__(self, label: int | None, score: str):
         self.label, self.score = label, score
@@ -203,25 +194,8 @@ class _Answers:
         self.scores.append(scores)
 
 
-def _relative(units: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Sizes (units, orders) -> their mean over units as a multiple of the mean over all, its error, and that mean."""
-    count, mean = len(units), units.mean(0)
-    whole = mean.mean()
-    if whole == 0:
-        return mean, torch.zeros_like(mean), 0.0
-    error = torch.full_like(mean, math.nan)
-    if count > 1:  # jackknife: how the ratio varies when one unit is left out
-        without = (units.sum(0) - units) / (count - 1)
-        without = without / without.mean(1, keepdim=True).clamp(min=1e-300)
-        error = ((without - without.mean(0)).square().sum(0) * (count - 1) / count).sqrt()
-    return mean / whole, error, whole.item()
-
-
 class Design:
-    """The subsets of patches that are shown of an image; a ValueError for what cannot be drawn.
-
-    Arguments are those of `interaction_strength`. Orders are numbers of patches here, each once, ascending.
-    """
+    """The subsets of patches that are shown of an image; orders are numbers of patches here, each once, ascending."""
 
     def __init__(self, grid: int | Sequence[int], orders: float | Sequence[float], pairs: int, contexts: int):
         sides = (grid, grid) if isinstance(grid, int) else tuple(grid)
@@ -250,17 +224,12 @@ class Design:
             i = number - math.comb(j, 2)
             others = [patch for patch in range(self.patches) if patch not in (i, j)]
             for order in self.orders:
-                for context in self._contexts(draw, others, order):
+                few = math.comb(len(others), order) <= self.contexts
+                contexts: dict[tuple[int, ...], None] = dict.fromkeys(combinations(others, order) if few else ())
+                while not few and len(contexts) < self.contexts:  # different ones, in the order in which they are drawn
+                    contexts[tuple(sorted(draw.sample(others, order)))] = None
+                for context in contexts:
                     yield from (context, (*context, i), (*context, j), (*context, i, j))
-
-    def _contexts(self, draw: random.Random, others: Sequence[int], order: int) -> Iterable[tuple[int, ...]]:
-        """Different ones, in the order in which they are drawn; all of them if there are no more."""
-        if math.comb(len(others), order) <= self.contexts:
-            return combinations(others, order)
-        drawn: dict[tuple[int, ...], None] = {}
-        while len(drawn) < self.contexts:
-            drawn[tuple(sorted(draw.sample(others, order)))] = None
-        return drawn
 
     def interactions(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of all subsets but the first -> (pairs, orders) mean over contexts, and the variance of that mean."""
@@ -275,9 +244,7 @@ class Design:
         return torch.stack([part.mean(1) for part in parts], 1), torch.stack(variances, 1)
 
 
-def masked(
-    image: Tensor, subsets: Iterator[tuple[int, ...]], grid: tuple[int, int], baseline: Any, batch_size: int
-) -> Iterator[Tensor]:
+def masked(image: Tensor, subsets: Iterator, grid: tuple[int, int], baseline: Any, batch_size: int) -> Iterator[Tensor]:
     """Batches of an image (C, H, W) in which only the patches of each subset are shown."""
     (channels, *size), (height, width) = image.shape, grid
     if size[0] < height or size[1] < width:
@@ -294,26 +261,17 @@ def masked(
         yield torch.where(there, image, absent.view(-1, 1, 1))
 
 
-register_measure(
-    Measure(
-        "interaction",
-        "how strongly pairs of patches act together, by how much of the image is around them",
-        "EMSNet, Eq. 3.13-3.14 and Fig. 3.7",
-        interaction_strength,
-        plot_interaction_strength,
-        rows,
-        **OF_CLASSIFIERS,
-        samples=8,
-        batch=32,
-        options={
-            "grid": "patches down and across, such as 16,16",
-            "orders": "how much is around a pair: parts of all patches, or numbers of them",
-            "pairs": "drawn of each image",
-            "contexts": "drawn of each pair and order",
-            "target": "class whose score it is: a number, label, or without it the answer",
-            "score": "log-odds or logit",
-            "baseline": "what stands for an absent patch, in normalised values",
-        },
-        order=8,
-    )
-)
+ABOUT = "how strongly pairs of patches act together, by how much of the image is around them"
+SOURCE = "EMSNet, Eq. 3.13-3.14 and Fig. 3.7"
+OPTIONS = {
+    "grid": "patches down and across, such as 16,16",
+    "orders": "how much is around a pair: parts of all patches, or numbers of them",
+    "pairs": "drawn of each image",
+    "contexts": "drawn of each pair and order",
+    "target": "class whose score it is: a number, label, or without it the answer",
+    "score": "log-odds or logit",
+    "baseline": "what stands for an absent patch, in normalised values",
+}
+FUNCTIONS = interaction_strength, plot_interaction_strength, rows
+TAKES: dict[str, Any] = dict(samples=8, batch=32, options=OPTIONS, order=8)
+register_measure(Measure("interaction", ABOUT, SOURCE, *FUNCTIONS, **OF_CLASSIFIERS, **TAKES))

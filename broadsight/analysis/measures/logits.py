@@ -1,7 +1,6 @@
-"""Where class tokens and their groups are in the space of logits, as points in a plane.
+"""Where class tokens and their groups are in the space of logits, as points in a plane, after MAP's Fig. 5.
 
-After MAP's Fig. 5: tokens scatter about the centre of their group, groups about the aggregate. The paper does not name
-its axes. Here they are the logits of two classes, or the principal directions of all logits.
+The paper does not name its axes. Here they are the logits of two classes, or the principal directions of all logits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +23,10 @@ AGGREGATE = PALETTE[-1]  # no group has this colour
 
 @dataclass(frozen=True)
 class TokenLogits(Result):
-    """Points of N images, G groups of T tokens, whose axes are the logits of two "classes", or directions by "pca".
-
-    Of classes a token has its share of its group's logits, without the bias, or these where there is one token; in
-    "pca" it is where `placed` puts it.
-    """
+    """Points of N images, G groups of T tokens, whose axes are the logits of two "classes", or directions by "pca"."""
 
     view: str  # "classes", or "pca" for the two directions in which tokens differ most
-    tokens: Tensor  # (N, G, T, 2)
+    tokens: Tensor  # (N, G, T, 2): of classes as in Answers, in "pca" as `placed`
     groups: Tensor  # (N, G, 2)
     aggregate: Tensor  # (N, 2)
     classes: Tensor | None  # (N, 2), of the axes for each image; None in "pca"
@@ -41,10 +36,7 @@ class TokenLogits(Result):
     explained: tuple[float, float] | None = None  # in "pca" the part of the variance that each direction holds
 
     def placed(self) -> Tensor:
-        """Tokens (N, G, T, 2) in the scale of their groups: T times their shares, and the bias of the group.
-
-        A group is then the centre of its tokens.
-        """
+        """Tokens (N, G, T, 2) about the centres that their groups are: T times their shares, and the group's bias."""
         return self.tokens if self.view == "pca" else _placed(self.tokens, self.groups)
 
     def record(self) -> dict[str, Any]:
@@ -70,9 +62,7 @@ def token_logits(
     """Tokens, groups and aggregate of a model with multi-token pooling as points in a plane.
 
     Args:
-        model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50.
-        images, batch_size, seen: As for `pass_images`; the second of a tuple of images is their labels.
-        labels: (B,) class numbers of images that come as one tensor.
+        model, images, labels: As for `token_votes`.
         classes: Two classes whose logits are the axes, for all images; without them each image has its own: the true
             class, or without labels the answer, and the strongest other.
         view: "classes" or "pca".
@@ -106,11 +96,7 @@ def token_logits(
 
 @draws(TokenLogits, "token_logits")
 def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> Figure:
-    """Draw a panel for each model: tokens, the centres of their groups, and the aggregates.
-
-    Tokens are drawn where `placed` puts them. With the logits of two classes, points below the diagonal are for the
-    first of them. Names are those of the classes, by number.
-    """
+    """Draw a panel for each model: `placed` tokens, their groups and the aggregates; `names` are those of classes."""
     need_matplotlib()
     from matplotlib.lines import Line2D
 
@@ -120,8 +106,15 @@ def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | 
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (label, one) in zip(panels, points.items(), strict=False):
         _draw(panel, one)
-        across, up = _axis_names(one, names)
-        panel.set(title=label, xlabel=across, ylabel=up)
+        axes = ["logit of the true class", "logit of the strongest other class"]
+        if one.explained is not None:
+            axes = [f"principal direction {i}, {part:.0%} of the variance" for i, part in enumerate(one.explained, 1)]
+        elif one.chosen and one.classes is not None:
+            known = dict(enumerate(names or ()))
+            axes = [f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist()]
+        elif one.labels is None:
+            axes[0] = "logit of the answer"
+        panel.set(title=label, xlabel=axes[0], ylabel=axes[1])
     for panel in panels[len(points) :]:
         panel.set_visible(False)
     handles = []
@@ -164,15 +157,6 @@ def _style(group: int) -> tuple[str, str]:
     return PALETTE[group % (len(PALETTE) - 1)], MARKERS[group % len(MARKERS)]
 
 
-def _axis_names(one: TokenLogits, names: Sequence[str] | None) -> list[str]:
-    if one.explained is not None:
-        return [f"principal direction {i}, {part:.0%} of the variance" for i, part in enumerate(one.explained, 1)]
-    if one.chosen and one.classes is not None:
-        known = dict(enumerate(names or ()))
-        return [f"logit of {known.get(number, f'class {number}')}" for number in one.classes[0].tolist()]
-    return [f"logit of the {'answer' if one.labels is None else 'true class'}", "logit of the strongest other class"]
-
-
 def _axes(answers: Answers, classes: Sequence[int] | None) -> Tensor:
     """(B, 2): the classes of the axes for each image."""
     aggregate, count = answers.aggregate, answers.aggregate.shape[-1]
@@ -212,20 +196,10 @@ def _principal(tokens: Tensor, groups: Tensor, aggregate: Tensor) -> dict[str, A
     return projected | {"explained": (parts[0], parts[1])}
 
 
-register_measure(
-    Measure(
-        "logits",
-        "where class tokens, groups and their aggregate are among the logits",
-        "MAP, Fig. 5",
-        token_logits,
-        plot_token_logits,
-        rows,
-        **OF_TOKENS,
-        samples=200,
-        options={
-            "view": "classes, whose axes are two classes' logits, or pca",
-            "classes": "numbers of the two classes, such as 3,5; without them each image has its own",
-        },
-        order=7,
-    )
-)
+ABOUT = "where class tokens, groups and their aggregate are among the logits", "MAP, Fig. 5"
+OPTIONS = {
+    "view": "classes, whose axes are two classes' logits, or pca",
+    "classes": "numbers of the two classes, such as 3,5; without them each image has its own",
+}
+FUNCTIONS = token_logits, plot_token_logits, rows
+register_measure(Measure("logits", *ABOUT, *FUNCTIONS, **OF_TOKENS, samples=200, options=OPTIONS, order=7))

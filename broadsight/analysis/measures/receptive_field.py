@@ -1,7 +1,7 @@
 """How far a model looks: the effective receptive field of the centre of a feature map (Luo et al., NeurIPS 2016).
 
-The gradient of the centre's features, summed over channels, with respect to the image: its absolute value, summed
-over colours and averaged over images, says how much each pixel matters to that place.
+The gradient of the centre's features, summed over channels, with respect to the image: absolute values, summed over
+colours and averaged over images.
 """
 
 import math
@@ -80,7 +80,6 @@ class ReceptiveField(Result):
         return (sums / counts)[nearest].tolist()
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers, for JSON, without the image itself."""
         record = dict(layer=self.layer, images=self.images, size=self.size, grid=self.grid, centre=self.centre)
         return plain(record | dict(held=[self.held(share) for share in SHARES], radial=self.radial()))
 
@@ -95,10 +94,7 @@ class ReceptiveField(Result):
 def effective_receptive_field(
     model: nn.Module, images: Images, *, layer: str | None = None, batch_size: int = 8, seen: Seen | None = None
 ) -> ReceptiveField:
-    """The effective receptive field of the centre of a model's feature map.
-
-    A place of the map stands for what the block gives there, which for a transformer is a patch's token. The model runs
-    in eval mode; its weights may be frozen, and the caller may have switched gradients off.
+    """The effective receptive field of the centre of a model's feature map, in eval mode; weights may be frozen.
 
     Args:
         images: Of one size; activations of a batch are kept for the gradient.
@@ -140,9 +136,8 @@ def effective_receptive_field(
                 usual = 0 if done else _gradient(signed, part, keep=True).sum()
                 gradient = _gradient(centre, part)
                 if gradient.sum() < usual * CANCELLED:
-                    raise ValueError(
-                        f"the channels of {name!r} add up to a constant, as behind a norm; name the layer before it"
-                    )
+                    constant = f"the channels of {name!r} add up to a constant, as behind a norm"
+                    raise ValueError(f"{constant}; name the layer before it")
                 total, done = total + gradient, done + len(part)
                 if seen is not None:
                     seen(done)
@@ -156,10 +151,7 @@ def effective_receptive_field(
 
 @draws(ReceptiveField, "effective_receptive_field")
 def plot_receptive_field(results: Mapping[str, ReceptiveField], *, log: bool = True) -> Figure:
-    """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles.
-
-    Most fields are too sharp for another than a logarithmic scale of colours and profiles.
-    """
+    """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles."""
     need_matplotlib()
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.patches import Rectangle
@@ -244,12 +236,10 @@ class LayerMaps:
         if name in self.blocks:
             return self.blocks[name].map_of(output, self.size)
         x = next((x for x in (output if isinstance(output, tuple | list) else [output]) if isinstance(x, Tensor)), None)
-        if x is not None:
-            prefixes = {block.layout.prefix for block in self.blocks.values() if block.layout.form == "NLC"}
-            form = getattr(self.model, "output_fmt", None)
-            found = layouts_of(x.shape, self.size, form=form, prefixes=sorted(prefixes, reverse=True))
-            if found:
-                return found[0].as_map(x)
+        prefixes = {block.layout.prefix for block in self.blocks.values() if block.layout.form == "NLC"}
+        options: Any = dict(form=getattr(self.model, "output_fmt", None), prefixes=sorted(prefixes, reverse=True))
+        if x is not None and (found := layouts_of(x.shape, self.size, **options)):
+            return found[0].as_map(x)
         what = "no tensor" if x is None else f"shape {tuple(x.shape)}"
         raise ValueError(f"{name!r} gives {what}, which is no map of the image; name another layer: {self.known()}")
 
@@ -262,20 +252,7 @@ def _gradient(value: Tensor, images: Tensor, keep: bool = False) -> Tensor:
     return gradient.float().abs().sum((0, 1)).cpu().double()
 
 
-register_measure(
-    Measure(
-        "receptive-field",
-        "how much each pixel matters to the centre of the last map",
-        "after Luo et al., 2016",
-        effective_receptive_field,
-        plot_receptive_field,
-        rows,
-        samples=50,
-        batch=8,
-        options={
-            "layer": "module whose map is looked at; the last block without it",
-            "log": "draw it on a logarithmic scale",
-        },
-        order=9,
-    )
-)
+ABOUT = "how much each pixel matters to the centre of the last map", "after Luo et al., 2016"
+OPTIONS = {"layer": "module whose map is looked at; the last block without it", "log": "draw it on a logarithmic scale"}
+FUNCTIONS = effective_receptive_field, plot_receptive_field, rows
+register_measure(Measure("receptive-field", *ABOUT, *FUNCTIONS, samples=50, batch=8, options=OPTIONS, order=9))

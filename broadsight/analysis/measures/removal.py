@@ -70,14 +70,11 @@ def salient_removal(
         fractions: Parts of the pixels that are removed; 0 is always measured too.
         dino_checkpoint: Weights of "dino"; timm's if None.
         seed: Of ties in saliency and of the order by chance.
-        strict: Raise an error for an image that cannot be read.
         seen: Called with the number of images that are done in all cases.
     """
     if isinstance(classifier, nn.Module):
-        raise ValueError(
-            f"a {type(classifier).__name__} alone does not say how images reach it; pass what "
-            "broadsight.runs.classifier.open_classifier gives"
-        )
+        hint = "pass what broadsight.runs.classifier.open_classifier gives"
+        raise ValueError(f"a {type(classifier).__name__} alone does not say how images reach it; {hint}")
     choices = Choices(fractions=tuple(fractions))
     if saliency is None or isinstance(saliency, str):
         saliency = from_name(saliency, classifier, source, checkpoint=dino_checkpoint)
@@ -93,22 +90,15 @@ def salient_removal(
 
     options: dict[str, Any] = dict(batch=batch_size, workers=workers, seed=seed, strict=strict, seen=count)
     suite = run_suite("salient", classifier, source, choices=choices, saliency=saliency, **options)
-    return RemovalCurves(
-        about(saliency),
-        suite.rows[0].images,
-        tuple(at for at, _ in suite.curve(ORDERS[0])),
-        {order: tuple(top1 for _, top1 in suite.curve(order)) for order in ORDERS},
-        {order: suite.summary[f"area, {order}"] for order in ORDERS},
-        dict(suite.skipped),
-    )
+    top1 = {order: tuple(top1 for _, top1 in suite.curve(order)) for order in ORDERS}
+    areas = {order: suite.summary[f"area, {order}"] for order in ORDERS}
+    at = tuple(at for at, _ in suite.curve(ORDERS[0]))
+    return RemovalCurves(about(saliency), suite.rows[0].images, at, top1, areas, dict(suite.skipped))
 
 
 @draws(RemovalCurves, "salient_removal")
 def plot_salient_removal(curves: Mapping[str, RemovalCurves]) -> Figure:
-    """Draw top-1 against the part that is removed: a colour for each classifier, a line for each order.
-
-    Bands are one standard error to either side.
-    """
+    """Draw top-1 against the part that is removed, a line for each order, with bands of one standard error."""
     need_matplotlib()
     from matplotlib.lines import Line2D
 
@@ -134,24 +124,12 @@ def rows(result: RemovalCurves) -> Rows:
     return ("top-1 %", *result.top1), [*cells, ("area", *(result.areas[order] for order in result.top1))]
 
 
-register_measure(
-    Measure(
-        "removal",
-        "how fast the answer is lost when pixels go, the most salient first",
-        "MAP, Fig. 3",
-        salient_removal,
-        plot_salient_removal,
-        rows,
-        **OF_CLASSIFIERS,
-        samples=200,
-        batch=32,
-        takes="classifier",
-        labels="needed",
-        options={
-            "saliency": "scenes, gradcam, dino, or your own as file.py:function",
-            "fractions": "parts of the pixels that go, such as 0,0.25,0.5",
-            "dino_checkpoint": "weights of the saliency dino; timm's without",
-        },
-        order=10,
-    )
-)
+ABOUT = "how fast the answer is lost when pixels go, the most salient first", "MAP, Fig. 3"
+IMAGES: dict[str, Any] = dict(samples=200, batch=32, takes="classifier", labels="needed")
+OPTIONS = {
+    "saliency": "scenes, gradcam, dino, or your own as file.py:function",
+    "fractions": "parts of the pixels that go, such as 0,0.25,0.5",
+    "dino_checkpoint": "weights of the saliency dino; timm's without",
+}
+FUNCTIONS = salient_removal, plot_salient_removal, rows
+register_measure(Measure("removal", *ABOUT, *FUNCTIONS, **OF_CLASSIFIERS, **IMAGES, options=OPTIONS, order=10))

@@ -1,8 +1,7 @@
-"""How alike a model's attention rows are: between queries, and between heads, layer by layer.
+"""How alike a model's attention rows are: the mean cosine similarity of two queries, or two heads, layer by layer.
 
-The measure of the PartialFormer chapter (Fig. 5.2): the mean cosine similarity of the attention weights of two queries.
-Near 1, all places ask for the same, and most of the attention is computed in vain. The mean over all pairs needs no
-matrix of pairs: it is the squared length of the sum of the rows, each brought to length one.
+As in the PartialFormer chapter (Fig. 5.2). Near 1, all places ask for the same, and most of the attention is computed
+in vain. The mean needs no matrix of pairs: it is the squared length of the sum of the rows, each brought to length one.
 """
 
 import math
@@ -37,14 +36,11 @@ def attention_similarity(
     """Cosine similarity of the attention rows of every layer, by the layer's name, in the order of execution.
 
     Two rows are compared if they are weights of the same keys: two queries of one image, one head and, where attention
-    is in windows, one window; or two heads of one query. The figure is the mean over all such pairs, windows, heads and
-    images. A class token is a query like the others. `attention_entropy` says which rows a layer has: the single query
-    of a layer of partial attention, for instance, has no other one to be compared with.
+    is in windows, one window; or two heads of one query. A class token is a query like the others. `attention_entropy`
+    says which rows a layer has. All images have one size.
 
     Args:
-        model, images, batch_size, seen: As for `pass_images`; all images have one size.
-        with_itself: Whether a row is a pair with itself too, as in the mean over the whole matrix of pairs. It adds
-            1 / N to the mean of N rows.
+        with_itself: A row is a pair with itself too, as in the mean over the whole matrix: adds 1 / N for N rows.
     """
     options: dict[str, Any] = dict(arranged=_by_head, batch_size=batch_size, seen=seen)
     layers = sum_attention(model, images, lambda rows: _Layer(rows, with_itself), **options)
@@ -53,10 +49,7 @@ def attention_similarity(
 
 @draws(LayerSimilarity, "attention_similarity", by_layer=True)
 def plot_attention_similarity(similarities: Mapping[str, Mapping[str, LayerSimilarity]]) -> Figure:
-    """Draw two panels, similarity between queries and between heads over layers, with one line for each model.
-
-    Layers without a figure leave a gap.
-    """
+    """Draw similarity between queries and between heads over layers, with gaps where a layer has no figure."""
     figure = new_figure(10, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
     for panel, what in zip(panels, ("queries", "heads"), strict=True):
@@ -138,16 +131,7 @@ class _Layer(AttentionSum):
         return LayerSimilarity(queries, heads, tuple(by_head), self.keys, "; ".join(reasons))
 
 
-register_measure(
-    Measure(
-        "similarity",
-        "how alike attention is between queries and between heads: at 1 all ask for the same",
-        "PartialFormer, Fig. 5.2",
-        attention_similarity,
-        plot_attention_similarity,
-        rows,
-        **OF_ATTENTION,
-        options={"with_itself": "whether a row is a pair with itself too"},
-        order=5,
-    )
-)
+ABOUT = "how alike attention is between queries and between heads: at 1 all ask for the same", "PartialFormer, Fig. 5.2"
+OPTIONS = {"with_itself": "whether a row is a pair with itself too"}
+FUNCTIONS = attention_similarity, plot_attention_similarity, rows
+register_measure(Measure("similarity", *ABOUT, *FUNCTIONS, **OF_ATTENTION, options=OPTIONS, order=5))

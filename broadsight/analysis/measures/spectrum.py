@@ -1,9 +1,8 @@
 """What frequencies the features of every layer are made of: amplitude spectra and relative log-amplitudes over depth.
 
-The Fourier analysis of the EMSNet chapter (Figs. 3.5, 3.6 and 3.10), after Park and Kim, ICLR 2022. The map of every
-channel is transformed, and the logarithm of the amplitudes averaged over channels and images. The curves show its
-diagonal from the centre, frequency 0, to the corner, frequency pi down and across. A layer that raises the high end
-sharpens; one that lowers it blurs.
+As in the EMSNet chapter (Figs. 3.5, 3.6 and 3.10), after Park and Kim, ICLR 2022: logarithms of amplitudes, averaged
+over channels and images. Curves are their diagonal from the centre, frequency 0, to the corner, frequency pi down and
+across. A layer that raises the high end sharpens; one that lowers it blurs.
 """
 
 import math
@@ -37,17 +36,14 @@ class LayerSpectrum(Result):
     spectrum: Tensor  # (h, w) of log-amplitudes, frequency 0 at [h // 2, w // 2]
 
     @property
-    def relative(self) -> tuple[float, ...]:
-        """Log-amplitudes less that of frequency 0."""
+    def relative(self) -> tuple[float, ...]:  # to that of frequency 0
         return tuple(x - self.log_amplitude[0] for x in self.log_amplitude)
 
     @property
-    def high(self) -> float:
-        """The relative log-amplitude of the highest frequency."""
+    def high(self) -> float:  # of the highest frequency
         return self.relative[-1]
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for JSON; the spectrum in rows from top to bottom."""
         spectrum = [[float(f"{x:.6g}") for x in row] for row in self.spectrum.tolist()]
         record: dict[str, Any] = dict(name=self.name, grid=self.spectrum.shape, high=self.high, spectrum=spectrum)
         record |= dict(frequencies=self.frequencies, log_amplitude=self.log_amplitude, relative=self.relative)
@@ -71,12 +67,9 @@ def log_amplitude(
     batch_size: int = 8,
     seen: Seen | None = None,
 ) -> Spectra:
-    """Spectrum of what every block of a model gives, without class and register tokens.
-
-    The transform is not normalised: its value at frequency 0 is the sum of the map.
+    """Spectrum, not normalised, of what every block of a model gives for images of one size, without class tokens.
 
     Args:
-        model, images, batch_size, seen: As for `pass_images`; all images have one size.
         layers: Other modules than the blocks, as `find_layers` takes them: "*.mixer.static" are the static branches of
             an EMSNet, "*.dynamic.local" its C-MHSA with propagation, "*.dynamic.global_" its G-MHSA.
         floor: Added to every amplitude, since 0 has no logarithm.
@@ -121,13 +114,7 @@ def _between(whole: Tensor, row: float, column: float) -> float:
 
 @draws(Spectra, "log_amplitude")
 def plot_spectrum(spectra: Mapping[str, Spectra]) -> Figure:
-    """Draw curves of relative log-amplitudes, and below them the spectra themselves.
-
-    Above is a panel for each model with a line for each layer, dark to bright with depth, and beside these the highest
-    frequency over depth, one line for each model. Below is a row for each model, depth from left to right, frequency 0
-    in the middle, up to eight of them, evenly spaced. Colours are log-amplitudes less that of frequency 0, on one
-    scale, which ends at -10.
-    """
+    """Draw relative log-amplitudes of each layer, beside them the highest frequency over depth, and below spectra."""
     layers = [len(one.layers) for one in spectra.values()]
     numbers = [[round(i * (n - 1) / max(min(n, PANELS) - 1, 1)) for i in range(min(n, PANELS))] for n in layers]
     columns = min(len(spectra), COLUMNS)
@@ -198,18 +185,6 @@ def rows(result: Spectra) -> Rows:
     return ("layer", "grid", "log amplitude at 1/4", "at 1/2", "at the highest"), cells
 
 
-register_measure(
-    Measure(
-        "spectrum",
-        "which spatial frequencies features have, layer by layer: smooth or fine",
-        "EMSNet, Figs. 3.5, 3.6 and 3.10",
-        log_amplitude,
-        plot_spectrum,
-        rows,
-        options={
-            "layers": "modules to look at instead of all blocks: names or patterns",
-            "floor": "added to amplitudes",
-        },
-        order=3,
-    )
-)
+ABOUT = "which spatial frequencies features have, layer by layer: smooth or fine", "EMSNet, Figs. 3.5, 3.6 and 3.10"
+OPTIONS = {"layers": "modules to look at instead of all blocks: names or patterns", "floor": "added to amplitudes"}
+register_measure(Measure("spectrum", *ABOUT, log_amplitude, plot_spectrum, rows, options=OPTIONS, order=3))

@@ -1,7 +1,6 @@
-"""What the class tokens of a multi-token pool answer: the bias and variance of tokens taken for voters.
+"""What the class tokens of a multi-token pool answer: their bias and variance (MAP, Eq. 2) with zero-one loss.
 
-The measure of MAP (Eq. 2) with zero-one loss. The bias says how often all tokens together are wrong; the variance how
-often a token answers otherwise than all together, right or not.
+The bias says how often all tokens together are wrong; the variance how often a token answers otherwise than all.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,18 +53,13 @@ def hear_tokens(
     batch_size: int,
     seen: Seen | None,
 ) -> None:
-    """Let a model answer all images and pass its tokens' answers to `hear`, batch by batch.
-
-    Labels are (B,) of images that are one tensor; of others they are the second of a tuple.
-    """
+    """Let a model answer all images and pass its tokens' answers to `hear`, batch by batch; see `token_votes`."""
     check_model(model)
     inner = uncompiled(model)
     if not has_tokens(inner):
         kind = type(getattr(inner, "head", inner) if hasattr(inner, "forward_groups") else inner).__name__
-        raise ValueError(
-            f"{kind} has no groups of class tokens; pass one that has: broadsight.swap_pool(name, 'map'), map_resnet50 "
-            "and its like, or a run with --pool map"
-        )
+        having = "broadsight.swap_pool(name, 'map'), map_resnet50 and its like, or a run with --pool map"
+        raise ValueError(f"{kind} has no groups of class tokens; pass one that has: {having}")
     if labels is not None:
         if not isinstance(images, Tensor):
             raise ValueError("labels are given apart from an iterable of batches; pass batches (images, labels)")
@@ -97,10 +91,8 @@ class _AskTokens(nn.Module):
 
 def _answers(found: Any, labels: Any) -> Answers:
     if found.tokens is None:
-        raise ValueError(
-            "the pool is light: it answers by its averaged tokens and has dropped the tokens' own classifiers; pass "
-            "the full one"
-        )
+        why = "it answers by its averaged tokens and has dropped the tokens' own classifiers"
+        raise ValueError(f"the pool is light: {why}; pass the full one")
     groups, distill, tokens = found.tokens, getattr(found, "distill", None), found.per_token
     aggregate = (groups if distill is None else torch.cat([groups, distill], 1)).mean(1)
     if tokens is None or tokens.shape[2] == 1:
@@ -108,22 +100,20 @@ def _answers(found: Any, labels: Any) -> Answers:
     tokens, groups, aggregate = (x if x.dtype == torch.float64 else x.float() for x in (tokens, groups, aggregate))
     if not (tokens.isfinite().all() and groups.isfinite().all()):
         raise ValueError("the model answers with numbers that are not finite; its weights are damaged")
-    return Answers(tokens, groups, aggregate, None if labels is None else _checked(labels, aggregate))
-
-
-def _checked(labels: Any, logits: Tensor) -> Tensor:
-    """Labels (B,) on the device of the logits (B, C)."""
-    try:
-        labels = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"labels are a {type(labels).__name__}; expected class numbers (B,)") from None
-    images, classes = logits.shape
-    if labels.shape != (images,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
-    for label in labels.tolist():
-        if not 0 <= label < classes:
-            raise ValueError(f"a label is {label}, but the model has {classes} classes; expected 0 to {classes - 1}")
-    return labels.to(logits.device)
+    if labels is not None:
+        try:
+            labels = torch.as_tensor(labels)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"labels are a {type(labels).__name__}; expected class numbers (B,)") from None
+        images, classes = aggregate.shape
+        if labels.shape != (images,) or labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels are {labels.dtype} {tuple(labels.shape)}; expected class numbers ({images},)")
+        for label in labels.tolist():
+            if not 0 <= label < classes:
+                wanted = f"expected 0 to {classes - 1}"
+                raise ValueError(f"a label is {label}, but the model has {classes} classes; {wanted}")
+        labels = labels.to(aggregate.device)
+    return Answers(tokens, groups, aggregate, labels)
 
 
 @dataclass(frozen=True)
@@ -137,10 +127,7 @@ class GroupVotes(Result):
 
 @dataclass(frozen=True)
 class TokenVotes(Result):
-    """Bias and variance of all tokens, means over images as parts of 1, with standard errors.
-
-    What is about errors is None without labels, or of a single image.
-    """
+    """Bias and variance of all tokens, means over images as parts of 1; errors are None without labels or of one."""
 
     images: int
     groups: int  # their number
@@ -194,16 +181,10 @@ def _counted(tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor |
         bias, bias_error = wrong.mean().item(), error(wrong)
         token_error = (tokens != labels[:, None, None]).double().mean().item()
         biases = (groups != labels[:, None]).double().mean(0).tolist()
-    return TokenVotes(
-        *tokens.shape,
-        bias=bias,
-        variance=per_token.mean().item(),
-        bias_error=bias_error,
-        variance_error=error(apart.flatten(1).mean(1)),
-        token_error=token_error,
-        per_group=tuple(map(GroupVotes, biases, within.tolist(), per_token.mean(1).tolist())),
-        per_token=tuple(map(tuple, per_token.tolist())),
-    )
+    errors = bias_error, error(apart.flatten(1).mean(1)), token_error
+    per_group = tuple(map(GroupVotes, biases, within.tolist(), per_token.mean(1).tolist()))
+    by_token = tuple(map(tuple, per_token.tolist()))
+    return TokenVotes(*tokens.shape, bias, per_token.mean().item(), *errors, per_group, by_token)
 
 
 @draws(TokenVotes, "token_votes")
@@ -243,23 +224,11 @@ def rows(result: TokenVotes) -> Rows:
         return name, tokens, *(None if share is None else 100 * share for share in shares)
 
     whole = row("all", result.groups * result.tokens, result.bias, result.variance, None)
-    groups = [
-        row(f"group {number}", result.tokens, one.bias, one.apart, one.variance)
-        for number, one in enumerate(result.per_group, 1)
-    ]
+    numbered = enumerate(result.per_group, 1)
+    groups = [row(f"group {i}", result.tokens, one.bias, one.apart, one.variance) for i, one in numbered]
     return ("of", "tokens", "wrong %", "tokens apart from all %", "from their group %"), [whole, *groups]
 
 
-register_measure(
-    Measure(
-        "tokens",
-        "bias and variance of class tokens: how often all of them are wrong, and how often one differs from all",
-        "MAP, Eq. 2 and Fig. 4",
-        token_votes,
-        plot_token_votes,
-        rows,
-        **OF_TOKENS,
-        least=2,
-        order=6,
-    )
-)
+ABOUT = "bias and variance of class tokens: how often all of them are wrong, and how often one differs from all"
+FUNCTIONS = token_votes, plot_token_votes, rows
+register_measure(Measure("tokens", ABOUT, "MAP, Eq. 2 and Fig. 4", *FUNCTIONS, **OF_TOKENS, least=2, order=6))

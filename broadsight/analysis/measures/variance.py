@@ -1,7 +1,6 @@
-"""How diverse the features of every layer are: among the channels of a place, and among the places of a channel.
+"""How diverse the features of every block are, as in MAP's Sec. 3: among channels, and among places.
 
-The measure of MAP's Sec. 3, on the map that each residual block gives. Both variances grow with the scale of the
-features, so compare models of one backbone only, or divide by the mean of the squared features.
+Both variances grow with the scale of the features: compare models of one backbone only, or divide by the mean square.
 """
 
 import math
@@ -44,11 +43,7 @@ class FeatureVariance(Result):
 def feature_variance(
     model: nn.Module, images: Images, *, correction: int = 1, batch_size: int = 8, seen: Seen | None = None
 ) -> FeatureVariance:
-    """Channel and spatial variance of what every block of a model gives, without class and register tokens.
-
-    Args:
-        correction: 1 for the unbiased variance, 0 for that of the values as they are.
-    """
+    """Channel and spatial variance of what every block gives, without class tokens; unbiased if `correction` is 1."""
     if not isinstance(correction, int) or correction < 0:
         raise ValueError(f"correction={correction!r}; expected a whole number, 1 for the unbiased variance or 0")
     sums: dict[str, Tensor] = {}
@@ -57,30 +52,22 @@ def feature_variance(
     def see(block: Block, features: Tensor) -> None:
         channels[block.name], places = features.shape[1], features[0, 0].numel()
         if min(features.shape[1], places) <= correction:
-            raise ValueError(
-                f"{block.name} has {features.shape[1]} channels at {places} places, too few for "
-                f"correction={correction}; pass correction=0 or larger images"
-            )
-        sums[block.name] = sums.get(block.name, 0) + _variances(features, correction).sum(0).cpu()
+            hint = f"too few for correction={correction}; pass correction=0 or larger images"
+            raise ValueError(f"{block.name} has {features.shape[1]} channels at {places} places, {hint}")
+        features = features if features.dtype == torch.float64 else features.float()
+        square, found = features.square().mean((1, 2, 3)).double(), []
+        for axes in ((1,), (2, 3)):
+            count = math.prod(features.shape[axis] for axis in axes)
+            # In two passes, which is as exact as torch.var and faster
+            rest = features - features.mean(axes, keepdim=True)
+            found.append(rest.square_().mean((1, 2, 3)).double() * (count / (count - correction)))
+        variances = torch.stack(found, 1)  # B 2
+        relative = torch.where(square[:, None] > 0, variances / square[:, None], 0.0)
+        sums[block.name] = sums.get(block.name, 0) + torch.cat([variances, relative], 1).sum(0).cpu()
 
     blocks, passed = pass_blocks(model, images, see, batch_size=batch_size, seen=seen)
     layers = (LayerVariance(x.name, *(sums[x.name] / passed).tolist(), channels[x.name], x.layout.grid) for x in blocks)
     return FeatureVariance(tuple(layers), passed, correction)
-
-
-def _variances(features: Tensor, correction: int) -> Tensor:
-    """(B, C, h, w) -> (B, 4): channel, spatial, and both divided by the mean square."""
-    features = features if features.dtype == torch.float64 else features.float()
-    square = features.square().mean((1, 2, 3)).double()  # B
-    found = []
-    for axes in ((1,), (2, 3)):
-        count = math.prod(features.shape[axis] for axis in axes)
-        # In two passes, which is as exact as torch.var and faster
-        rest = features - features.mean(axes, keepdim=True)
-        found.append(rest.square_().mean((1, 2, 3)).double() * (count / (count - correction)))
-    variances = torch.stack(found, 1)  # B 2
-    relative = torch.where(square[:, None] > 0, variances / square[:, None], 0.0)
-    return torch.cat([variances, relative], 1)
 
 
 @draws(FeatureVariance, "feature_variance")
@@ -110,18 +97,10 @@ def rows(result: FeatureVariance) -> Rows:
     ]
 
 
-register_measure(
-    Measure(
-        "variance",
-        "how diverse features are: among the channels of a place, and among the places of a channel",
-        "MAP, Figs. 2a-b and 7a-b",
-        feature_variance,
-        plot_feature_variance,
-        rows,
-        options={
-            "correction": "1 for the unbiased variance, 0 for that of the values as they are",
-            "relative": "draw it divided by the mean square, for models of different backbones",
-        },
-        order=1,
-    )
-)
+ABOUT = "how diverse features are: among the channels of a place, and among the places of a channel"
+OPTIONS = {
+    "correction": "1 for the unbiased variance, 0 for that of the values as they are",
+    "relative": "draw it divided by the mean square, for models of different backbones",
+}
+FUNCTIONS = feature_variance, plot_feature_variance, rows
+register_measure(Measure("variance", ABOUT, "MAP, Figs. 2a-b and 7a-b", *FUNCTIONS, options=OPTIONS, order=1))

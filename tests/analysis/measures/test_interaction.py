@@ -72,23 +72,16 @@ def test_pairs__interact_alike_in_every_order():
     assert found.error == pytest.approx([0] * 5, abs=1e-7) and found.floor == (0,) * 5
 
 
-@pytest.mark.parametrize(
-    ("function", "absolute", "strength"),
-    [
+def test_by_hand_and_by_the_definition():
+    for function, absolute, strength in (
         (lambda x: 64 * x.prod(1), [0, 0, 0, 0, 64], [0, 0, 0, 0, 5]),
         # The third patch is in a context of m of n - 2 with the chance m / (n - 2), and 3 of 15 pairs see it
         (lambda x: x[:, :3].prod(1), [3 / 15 * m / 4 for m in range(5)], [m / 2 for m in range(5)]),
         (lambda x: x.sum(1), [0] * 5, [0] * 5),
-    ],
-    ids=["product of all", "product of three", "sum"],
-)
-def test_by_hand(function, absolute, strength):
-    found = interaction_strength(OfPatches(function), make_images(torch.ones(2, 6)), **EVERYTHING)
-    assert found.absolute == pytest.approx(absolute) and found.strength == pytest.approx(strength)
-    assert found.error == found.floor == (0,) * 5  # all images are the same, and all contexts taken
-
-
-def test_all_taken__is_the_definition():
+    ):
+        found = interaction_strength(OfPatches(function), make_images(torch.ones(2, 6)), **EVERYTHING)
+        assert found.absolute == pytest.approx(absolute) and found.strength == pytest.approx(strength)
+        assert found.error == found.floor == (0,) * 5  # all images are the same, and all contexts taken
     x = torch.randn(2, 6, dtype=torch.float64)
     found = interaction_strength(OfPatches(curved), make_images(x), **EVERYTHING, target=0)
     expected = torch.tensor([enumerated(curved, one, range(5)) for one in x])  # images, orders
@@ -119,12 +112,6 @@ def test_masked__shows_the_patches_of_a_subset_alone(size):
             assert photo[:, row, column].equal(expected)
 
 
-def test_orders__are_shares_or_numbers():
-    assert Design((7, 7), (0.05, 0.5, 0.95, 1.0), 1, 1).orders == (2, 24, 47)  # round(0.95 * 49) = n - 2
-    assert Design((2, 2), ORDERS, 1, 1).orders == (0, 1, 2)
-    assert Design((7, 7), (3, 0), 1, 1).orders == (0, 3)
-
-
 @pytest.fixture(scope="module")
 def population() -> tuple[Tensor, Tensor]:
     """Images (B, n), and the true strength of each order over all of them."""
@@ -147,7 +134,10 @@ def test_sample__is_within_its_error(population):
     assert (found.abs() < 2).float().mean() > 0.85
 
 
-def test_contexts__are_different_and_of_their_size():
+def test_orders__are_shares_or_numbers_and_contexts_of_their_size():
+    assert Design((7, 7), (0.05, 0.5, 0.95, 1.0), 1, 1).orders == (2, 24, 47)  # round(0.95 * 49) = n - 2
+    assert Design((2, 2), ORDERS, 1, 1).orders == (0, 1, 2)
+    assert Design((7, 7), (3, 0), 1, 1).orders == (0, 3)
     design = Design(GRID, (2, 3), 15, 3)  # of 6 and 4
     subsets = list(design.subsets(random.Random(0)))
     assert subsets[0] == tuple(range(6)) and len(subsets) == 1 + 4 * 15 * 6
@@ -163,15 +153,12 @@ def test_contexts__are_different_and_of_their_size():
     assert len(pairs) == 15 and all(len(pair) == 2 for pair in pairs)
 
 
-def test_error__shrinks_with_the_root_of_the_images(population):
+def test_error__shrinks_with_the_root_of_the_images_and_of_one_is_that_of_its_pairs(population):
     def error(count: int) -> float:
         options = dict(grid=GRID, orders=range(5), pairs=2, contexts=1, target=0)
         return math.hypot(*interaction_strength(OfPatches(curved), make_images(population[0][:count]), **options).error)
 
     assert error(4) / error(60) == pytest.approx(15**0.5, rel=0.4)
-
-
-def test_error__of_one_image_is_that_of_its_pairs(population):
     image = make_images(population[0][:1])
     options = dict(grid=GRID, orders=range(5), contexts=99, target=0)
     found = interaction_strength(OfPatches(curved), image, pairs=8, **options)
@@ -191,7 +178,7 @@ def test_floor__is_what_noise_shows():
     assert all(math.isnan(f) for f in single.floor) and single.record()["orders"][0]["floor"] is None
 
 
-def test_seed__decides_and_nothing_else(population):
+def test_seed__decides_and_nothing_else_and_passes_are_counted_and_bounded(population):
     images = make_images(population[0][:5]).float()
     options = dict(grid=GRID, orders=(0.3, 0.6), pairs=3, contexts=3)
     first = interaction_strength(OfPatches(curved), images, **options)
@@ -201,19 +188,15 @@ def test_seed__decides_and_nothing_else(population):
     assert again.error == pytest.approx(first.error, rel=1e-5)
     assert interaction_strength(OfPatches(curved), images, **options) == first
     assert interaction_strength(OfPatches(curved), images, seed=1, **options).strength != first.strength
-
-
-def test_passes__are_counted_bounded_and_told(population):
     model, told = OfPatches(curved), []
     options = dict(grid=GRID, orders=(0, 2, 4), pairs=3, contexts=5)
     interaction_strength(model, make_images(population[0][:3]), batch_size=8, seen=told.append, **options)
     assert sum(model.passed) == 3 * (1 + 4 * 3 * (1 + 5 + 1))
     assert max(model.passed) == 8 and told == sorted(told) and told[-1] == 3
-    default = Design(WHOLE, ORDERS, 6, 6)
-    assert len(list(default.subsets(random.Random(0)))) == 1441
+    assert len(list(Design(WHOLE, ORDERS, 6, 6).subsets(random.Random(0)))) == 1441
 
 
-def test_model__is_measured_and_left_as_it_was(tmp_path):
+def test_model__is_measured_and_left_as_it_was():
     model = shallow("emsnet_xtiny", num_classes=5).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     options = dict(grid=(3, 4), orders=(0.1, 0.5, 0.9), pairs=1, contexts=2)
@@ -223,9 +206,8 @@ def test_model__is_measured_and_left_as_it_was(tmp_path):
     assert sum(found.strength) == pytest.approx(3) and all(map(math.isfinite, (*found.error, *found.floor)))
     assert json.loads(json.dumps(found.record()))["orders"][0]["order"] == 1
     other = interaction_strength(model, [(torch.randn(2, 3, 48, 64), torch.tensor([3, 1]))], target="label", **options)
-    figure = plot_interaction_strength({"one": found, "other": other}, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 5000
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()][:2] == ["one", "other"]
+    (panel,) = plot_interaction_strength({"one": found, "other": other}).axes
+    assert [text.get_text() for text in panel.get_legend().get_texts()][:2] == ["one", "other"]
 
 
 @pytest.mark.parametrize(

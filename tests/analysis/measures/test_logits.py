@@ -24,14 +24,11 @@ def test_by_hand():
     # twice the share and the bias: the mean of a group's tokens is the group
     assert found.placed().tolist() == [[[[2, 2], [2, 2]], [[2, 4], [0, 4]]], [[[1, 6], [3, 2]], [[2, 4], [2, 4]]]]
     assert torch.equal(found.placed().mean(2), found.groups)
-
     record = found.record()
     assert json.loads(json.dumps(record)) == record
     assert record["points"][0]["classes"] == [0, 2] and record["points"][0]["tokens"][1] == [[1.0, 0.0], [0.0, 0.0]]
     assert (record["images"], record["groups"], record["tokens"]) == (2, 2, 2)
-
-
-def test_classes_without_labels_or_by_choice():
+    # without labels, and by choice
     single = token_logits(Says(BY_HAND[:, :, :1], BIAS), numbered(2))  # tokens that are their groups
     assert torch.equal(single.tokens[:, :, 0], single.groups) and torch.equal(single.placed(), single.tokens)
     found = token_logits(Says(BY_HAND), numbered(2))  # the answer is first
@@ -63,13 +60,20 @@ def test_principal_directions(shape):
     assert torch.equal(again.tokens, found.tokens) and torch.equal(found.placed(), found.tokens)
 
 
-def test_principal_directions_of_next_to_nothing():
+def test_principal_directions_of_next_to_nothing_and_refusals():
     one = token_logits(Says(BY_HAND[:1, :1, :1]), numbered(1), view="pca")
     assert one.tokens.tolist() == [[[[0, 0]]]] and one.explained == (0.0, 0.0) and "explained" in one.record()
     line = torch.zeros(1, 1, 2, 3)
     line[0, 0, 0, 0] = 3.0  # two points 6 apart, and nothing beside their line
     found = token_logits(Says(line), numbered(1), view="pca")
     assert found.tokens.flatten(0, 2).tolist() == [[3, 0], [-3, 0]] and found.explained == (1.0, 0.0)
+    model, x = Says(BY_HAND), numbered(2)
+    for classes in ((0,), (1, 1), (0, 1, 2), ("a", "b")):
+        assert "two different classes" in refusal(lambda classes=classes: token_logits(model, x, classes=classes))
+    assert "expected 0 to 2" in refusal(lambda: token_logits(model, x, classes=(0, 3)))
+    assert "leave them out" in refusal(lambda: token_logits(model, x, classes=(0, 1), view="pca"))
+    assert "view='tsne'" in refusal(lambda: token_logits(model, x, view="tsne"))
+    assert "one class" in refusal(lambda: token_logits(Says(BY_HAND[..., :1]), x))
 
 
 def test_a_real_model():
@@ -88,24 +92,10 @@ def test_a_real_model():
     torch.testing.assert_close(found.placed().mean(2), found.groups, atol=1e-5, rtol=1e-5)
 
 
-def test_what_cannot_be_drawn_is_refused():
-    model, x = Says(BY_HAND), numbered(2)
-    for classes in ((0,), (1, 1), (0, 1, 2), ("a", "b")):
-        assert "two different classes" in refusal(lambda classes=classes: token_logits(model, x, classes=classes))
-    assert "expected 0 to 2" in refusal(lambda: token_logits(model, x, classes=(0, 3)))
-    assert "leave them out" in refusal(lambda: token_logits(model, x, classes=(0, 1), view="pca"))
-    assert "view='tsne'" in refusal(lambda: token_logits(model, x, view="tsne"))
-    assert "one class" in refusal(lambda: token_logits(Says(BY_HAND[..., :1]), x))
-
-
-def test_plot(tmp_path):
-    both = {
-        "classes": token_logits(Says(BY_HAND, BIAS), numbered(2), classes=(2, 0)),
-        "pca": token_logits(Says(BY_HAND), numbered(2), view="pca"),
-    }
-    figure = plot_token_logits(both, tmp_path / "points.png", names=("cat", "dog", "owl"))
-    assert (tmp_path / "points.png").stat().st_size > 5000
-    first, second = figure.axes
+def test_plot():
+    both = {"classes": token_logits(Says(BY_HAND, BIAS), numbered(2), classes=(2, 0))}
+    both["pca"] = token_logits(Says(BY_HAND), numbered(2), view="pca")
+    first, second = plot_token_logits(both, names=("cat", "dog", "owl")).axes
     assert (first.get_xlabel(), first.get_ylabel()) == ("logit of owl", "logit of cat")
     assert second.get_xlabel().startswith("principal direction 1, ")
     drawn = [[tuple(place) for place in marks.get_offsets()] for marks in first.collections]

@@ -12,6 +12,7 @@ import torch
 import broadsight
 from broadsight import analysis
 from broadsight.analysis.measures import MEASURES, check_suits, find_measure, front, logits, suiting
+from broadsight.analysis.measures.base import taken
 from tests.evaluation.test_robustness import bright, finds_bright
 from tests.training.small_runs import refusal
 
@@ -55,7 +56,9 @@ def test_every_measure__is_run_written_and_drawn(name, models, tmp_path, monkeyp
         assert isinstance(record, dict) and record
         columns, rows = measure.rows(result)
         assert rows and all(len(row) == len(columns) and isinstance(row[0], str) for row in rows)
-    assert measure.plot(results).axes
+    for kind in ("png", "svg"):
+        assert measure.plot(results, tmp_path / f"plot.{kind}").axes
+        assert (tmp_path / f"plot.{kind}").stat().st_size > 5000
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
     assert "nothing to draw; expected {label: result of " in refusal(lambda: measure.plot({}))
     assert re.match(r"'y' is no result of \w+ but a int; pass {label: result}", refusal(lambda: measure.plot({"y": 3})))
@@ -75,10 +78,6 @@ def test_measures_of_users_are_registered():
         del MEASURES["mine"]
 
 
-def test_names():
-    assert ours(MEASURES) == NAMES
-
-
 @pytest.mark.parametrize("name", MEASURES)
 def test_options_are_arguments(name):
     measure = find_measure(name)
@@ -86,13 +85,14 @@ def test_options_are_arguments(name):
     assert 1 <= measure.least <= measure.samples
     usual = measure.settings({})
     assert set(usual) == set(measure.options)
-    run, plot = measure.of_run(usual), measure.of_plot(usual)
+    run, plot = measure.of_run(usual), taken(measure.plot, usual)
     assert {**run, **plot} == usual
     if name != "front":
         assert {"batch_size", "seen"} <= set(inspect.signature(measure.run).parameters)
 
 
-def test_public_functions_are_exported():
+def test_names_and_public_functions():
+    assert ours(MEASURES) == NAMES
     for measure in MEASURES.values():
         for function in (measure.run, measure.plot):
             if function.__name__ != "fronts_over":
@@ -125,38 +125,23 @@ def test_refusals_name_what_would_work(models):
 
 
 def test_kinds_of_options():
-    for name, given in (
-        ("interaction", {"pairs": 3, "baseline": 1, "target": 5}),
-        ("logits", {"classes": (1, 2)}),
-    ):
+    for name, given in (("interaction", {"pairs": 3, "baseline": 1, "target": 5}), ("logits", {"classes": (1, 2)})):
         assert MEASURES[name].settings(given).items() >= given.items()
-    for name, option, value in (
-        ("interaction", "pairs", "many"),
-        ("interaction", "pairs", True),
-        ("similarity", "with_itself", 1),
-        ("logits", "view", 3),
-    ):
+    wrong = [("interaction", "pairs", "many"), ("interaction", "pairs", True), ("interaction", "baseline", True)]
+    for name, option, value in (*wrong, ("similarity", "with_itself", 1), ("logits", "view", 3)):
         said = refusal(lambda name=name, option=option, value=value: MEASURES[name].settings({option: value}))
         assert f"{option}={value}; expected a value like" in said
 
 
-def test_labels_are_needed_for_a_target():
-    found = {target: MEASURES["interaction"].labels_for({"target": target}) for target in (None, "label")}
-    assert found == {None: "no", "label": "needed"}
-
-
-def test_rows_of_entropy_and_logits():
+def test_rows_of_entropy_logits_and_fronts_over_all_that_is_known():
     rows = MEASURES["entropy"].rows({"a": analysis.LayerEntropy(1.0, (0.5, 1.5), 8)})[1]
     assert rows == [("a", 8, 2, 1.0, pytest.approx(2.0794415), pytest.approx(100 / 2.0794415))]
     # two groups at (1, 0) and (-1, 0); tokens of the first 3 above and below it, of the second at it
     tokens = torch.tensor([[[[1.0, 3.0], [1.0, -3.0]], [[-1.0, 0.0], [-1.0, 0.0]]]])
     groups, middle = tokens.mean(2), torch.zeros(1, 2)
     result = analysis.TokenLogits("pca", tokens, groups, middle, None, None, torch.zeros(1))
-    _, rows = logits.rows(result)
-    assert rows == [("group 1", 2, 3.0, 1.0), ("group 2", 2, 0.0, 1.0)]
+    assert logits.rows(result)[1] == [("group 1", 2, 3.0, 1.0), ("group 2", 2, 0.0, 1.0)]
 
-
-def test_fronts_over_all_that_is_known():
     def points(axis):
         return [analysis.Point("a", None if axis == "latency_ms" else 2e9, 70.0), analysis.Point("b", 4e9, 60.0)]
 

@@ -48,9 +48,7 @@ def test_it_is_the_suite_of_eval():
         assert list(zip(found.fractions, values, strict=True)) == suite.curve(order)
         assert found.areas[order] == suite.summary[f"area, {order}"]
     assert counts[-1] == 6 and counts == sorted(counts)
-
-
-def test_a_image_that_cannot_be_read_is_told_of():
+    # an image that cannot be read is told of
     source = bright(4, (0, 0), (2, 3), (1, 1))
     source.broken = (1,)
     found = salient_removal(finds_bright(4), source, saliency=brightness, fractions=(0.5,))
@@ -59,14 +57,11 @@ def test_a_image_that_cannot_be_read_is_told_of():
         salient_removal(finds_bright(4), source, saliency=brightness, strict=True)
 
 
-def test_own_saliency_by_name(tmp_path):
+def test_own_saliency_by_name_and_refusals(tmp_path):
     (tmp_path / "mine.py").write_text("def bright(images, batch):\n    return images.sum(1)\n")
     name = f"{tmp_path / 'mine.py'}:bright"
     found = salient_removal(finds_bright(4), bright(4, (0, 0)), saliency=name, fractions=(0.1,))
     assert found.top1["salient first"] == (100, 0) and found.saliency == "bright"
-
-
-def test_what_does_not_fit_is_refused():
     classifier, source = finds_bright(4), bright(4, (0, 0))
     assert "open_classifier" in refusal(lambda: salient_removal(nn.Identity(), source))
     assert "did you mean 'gradcam'" in refusal(lambda: salient_removal(classifier, source, saliency="gradcm"))
@@ -77,10 +72,8 @@ def test_what_does_not_fit_is_refused():
     assert "no images" in refusal(lambda: salient_removal(classifier, bright(4), saliency=brightness))
 
 
-def test_plot(tmp_path):
+def test_plot():
     found = salient_removal(finds_bright(4), bright(4, (0, 0), (2, 3)), saliency=brightness, fractions=(0.1, 0.5))
-    figure = plot_salient_removal({"one": found, "two": found}, tmp_path / "curve.svg")
-    assert (tmp_path / "curve.svg").stat().st_size > 5000
-    (panel,) = figure.axes
+    (panel,) = plot_salient_removal({"one": found, "two": found}).axes
     assert len(panel.lines) == 6
     assert np.allclose(panel.lines[0].get_xydata(), [[0, 100], [10, 0], [50, 0]])

@@ -21,8 +21,7 @@ class Says(nn.Module):
 
     def __init__(self, shares: Tensor, bias: Tensor | None = None, distill: Tensor | None = None):
         super().__init__()
-        self.shares, self.bias, self.distill = shares, bias, distill
-        self.calls: list[int] = []
+        self.shares, self.bias, self.distill, self.calls = shares, bias, distill, []
 
     def forward_groups(self, x: Tensor, per_token: bool = False) -> GroupLogits:
         assert not self.training and not torch.is_grad_enabled()
@@ -79,10 +78,7 @@ def test_the_bias_and_distillation_tokens_count_for_the_aggregate_and_not_for_to
     assert found.bias == 0 and found.variance == 1
     found = token_votes(Says(shares, distill=3 * votes(1)[None]), numbered(1))
     assert found.variance == 1 and found.per_group[0].variance == 0
-
-
-def test_single_tokens_answer_as_their_group_does():
-    shares = torch.stack([votes(0), votes(2)])[None]  # groups of one token
+    shares = torch.stack([votes(0), votes(2)])[None]  # groups of one token, which answers as its group does
     bias = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]])  # the first group says 1, all together too
     found = token_votes(Says(shares, bias), numbered(1), torch.tensor([1]))
     assert found.tokens == 1 and found.bias == 0 and found.per_token == ((0.0,), (1.0,))
@@ -123,24 +119,20 @@ def test_a_real_model(tokens):
         answers, groups = model(x).argmax(-1), model.forward_groups(x, per_token=True)
     said = groups.per_token if tokens > 1 else groups.tokens[:, :, None]
     apart = (said.argmax(-1) != answers[:, None, None]).double()
-    assert found.variance == pytest.approx(float(apart.mean())) and found.bias == float(
-        (answers != labels).double().mean()
-    )
+    assert found.variance == pytest.approx(float(apart.mean()))
+    assert found.bias == float((answers != labels).double().mean())
     assert [group.apart for group in found.per_group] == pytest.approx(apart.mean((0, 2)).tolist())
     if tokens > 1:
         assert 0 < found.variance < 1
 
 
-def test_other_sizes_types_and_compiled_models():
+def test_what_fits_of_any_size_type_and_wrapper_and_what_is_refused():
     model = broadsight.swap_pool("test_resnet", "map", **TINY).to(torch.bfloat16)
     compiled = nn.Module()  # as torch.compile wraps it, without the seconds that its import takes
     compiled._orig_mod = model
     assert token_votes(compiled, torch.randn(2, 3, 40, 72)).images == 2
     grouped = broadsight.swap_pool("test_resnet", "ga", **TINY | dict(groups=3))
     assert token_votes(grouped, torch.randn(1, 3, 64, 64)).groups == 3
-
-
-def test_models_without_tokens_are_refused():
     x, pooled = torch.zeros(1, 3, 64, 64), broadsight.swap_pool("test_resnet", "gap", num_classes=5)
     light = broadsight.swap_pool("test_resnet", "map", **TINY, light=True)
     for model, words in (
@@ -151,9 +143,6 @@ def test_models_without_tokens_are_refused():
     ):
         said = refusal(lambda model=model: token_votes(model, x))
         assert said.startswith(words) and "\n" not in said
-
-
-def test_images_and_labels_that_do_not_fit_are_refused():
     model, x = Says(BY_HAND), numbered(2)
     assert "3 labels for 2 images" in refusal(lambda: token_votes(model, x, torch.zeros(3).long()))
     assert "a label is 3, but the model has 3" in refusal(lambda: token_votes(model, x, torch.tensor([0, 3])))
@@ -165,13 +154,9 @@ def test_images_and_labels_that_do_not_fit_are_refused():
     assert "not finite" in refusal(lambda: token_votes(Says(BY_HAND * torch.nan), x))
 
 
-def test_plot(tmp_path):
-    labelled, other = (
-        token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2])),
-        token_votes(Says(BY_HAND), numbered(1)),
-    )
-    whole, by_group = plot_token_votes({"one": labelled, "two": other}, tmp_path / "votes.png").axes
-    assert (tmp_path / "votes.png").stat().st_size > 5000
+def test_plot():
+    labelled = token_votes(Says(BY_HAND), numbered(2), torch.tensor([0, 2]))
+    whole, by_group = plot_token_votes({"one": labelled, "two": token_votes(Says(BY_HAND), numbered(1))}).axes
     bars = [one for one in whole.containers if hasattr(one, "patches")]
     heights = {one.get_label(): [bar.get_height() for bar in one] for one in bars}
     assert heights == {"bias": [50.0], "variance": [25.0, 25.0]}
