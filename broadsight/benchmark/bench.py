@@ -13,14 +13,6 @@ from .request import EXPORTS, OWN_SIZE, SEVERAL_SIZES, WHOLE_MODELS, Request
 from .settings import Settings
 
 
-def settings_of(request: Request) -> Settings:
-    """What is measured; a ValueError if it cannot be."""
-    names = [one.name for one in fields(Settings)]
-    asked: dict[str, Any] = {name: getattr(request, name) for name in names if hasattr(request, name)}
-    asked |= dict(size=request.sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
-    return Settings(**asked)
-
-
 def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Growth:
     """Time models side by side; everything is checked before the first is built."""
     sizes = request.sizes
@@ -34,13 +26,14 @@ def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Grow
     request.refuse_ignored(facts)
     for path in filter(None, (request.plot, request.scatter)):
         plot_format(path)
-    settings, models = settings_of(request), list(request.models)
+    asked: dict[str, Any] = {one.name: getattr(request, one.name, one.default) for one in fields(Settings)}
+    asked |= dict(size=sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
+    settings, models = Settings(**asked), list(request.models)
     if request.scatter:
         accuracy_plot.check(run.expand(models), settings.size)
-    kept: dict[str, Any] = {} if request.artefacts is None else {"artefacts": request.artefacts}
     if len(sizes) == 1:
-        return run.measure(models, settings, progress, **kept)
-    return scaling.measure(models, settings, sizes, request.growth_from, progress, **kept)
+        return run.measure(models, settings, progress, request.artefacts)
+    return scaling.measure(models, settings, sizes, request.growth_from, progress, request.artefacts)
 
 
 def record_of(found: run.Report | scaling.Growth, request: Request) -> dict[str, Any]:

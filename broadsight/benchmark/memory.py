@@ -3,8 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ FREE_OPERATIONS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_em
 def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
     """Bytes that torch's allocator holds at the worst moment of a call, beyond what was allocated before it.
 
-    Counts activations, temporaries, gradients and the result, but not weights and inputs, nor scratch of BLAS or
-    oneDNN. On the CPU it is summed up from the profiler's log of allocations: unlike the resident size it depends
-    neither on the C library's caching nor on what ran earlier, and repeats exactly.
+    On the CPU from the profiler's log of allocations, without scratch of BLAS or oneDNN: unlike the resident size it
+    repeats exactly.
     """
     if torch.device(device).type == "cuda":
         synchronize(device)
@@ -34,11 +32,17 @@ def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
         call()
         synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with tempfile.TemporaryDirectory() as folder, _quiet_profiler():
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
-            call()
-        trace = Path(folder) / "trace.json"
-        log.export_chrome_trace(str(trace))
+    given = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes to stderr, through the progress bar
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
+                call()
+            trace = Path(folder) / "trace.json"
+            log.export_chrome_trace(str(trace))
+        finally:
+            if not given:
+                del os.environ["KINETO_LOG_LEVEL"]
         events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "[memory]"]
     live: dict[int, int] = {}  # address -> bytes; a block that was there before the call may be freed, but is not ours
     now = peak = 0
@@ -85,15 +89,3 @@ def kernel_launches(call: Callable[[], Any]) -> int:
     with Count() as counted:
         call()
     return counted.launches
-
-
-@contextmanager
-def _quiet_profiler() -> Generator[None, None, None]:
-    """Keep the profiler's library from logging to stderr, where it would write through the progress bar."""
-    given = "KINETO_LOG_LEVEL" in os.environ
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    try:
-        yield
-    finally:
-        if not given:
-            os.environ.pop("KINETO_LOG_LEVEL", None)

@@ -2,7 +2,6 @@
 
 Timings on a shared machine drift. Every round therefore runs every contender once, each round starting with another
 one, and contenders are compared within rounds: what slows the whole machine down for a second cancels in the ratio.
-Wall time says how long one waits; CPU time, summed over threads, is what other processes disturb least.
 """
 
 import gc
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from torch import nn
 
 from .. import files
 from ..deployment.formats import runtimes
@@ -39,7 +37,6 @@ except ImportError:  # Windows has no page-fault counter to read; the column sta
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 
 GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
-TRAIN_FORWARDS = 3  # a step multiplies once forward and twice backward: towards the inputs and towards the weights
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Report:
 
 class _Sample(NamedTuple):
     wall: float  # seconds
-    cpu: float  # seconds
+    cpu: float  # seconds, summed over threads: what other processes disturb least
     faults: int
 
 
@@ -115,10 +112,10 @@ def measure(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> Report:
-    """Time models against each other; all of them are held in memory at once.
+    """Time models against each other; all of them are held in memory at once. What is exported is kept in `artefacts`.
 
     Names are those of timm or wildcards such as `stvit_*`, or `NAME@256` for a size of its own. The first is what the
-    others are compared with; naming one twice shows the noise. What is exported is kept in the folder `artefacts`.
+    others are compared with; naming one twice shows the noise.
     """
     settings = settings or Settings()
     return measure_sizes(names, settings, [settings.size], progress, artefacts)[0]
@@ -133,9 +130,8 @@ def measure_sizes(
 ) -> list[Report]:
     """Time models against each other at several image sizes in place of the settings' own; a report for each.
 
-    Every round runs every model at every size, so a comparison of sizes within a round holds as one of models does.
-    Whatever cannot be built for one of the sizes is refused before anything is timed. Progress counts a call at a
-    larger size as so many at the smallest as it has times the pixels.
+    Every round runs every model at every size, so that sizes too are compared within rounds. Progress counts calls at
+    the smallest: one at a larger size as so many as it has times the pixels.
     """
     each = [replace(settings, size=size) for size in sizes]
     models = [
@@ -178,7 +174,12 @@ def measure_sizes(
                 yardstick = first if rival is None else len(entries)
                 entries += [_Entry(one, replace(here, size=one.size), yardstick, at, weight) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):
-                _share_weights(before.contender.model, entry.contender.model)
+                # Random parameters of equal shape are held once: a model at six sizes takes no six times the memory.
+                theirs = dict(before.contender.model.named_parameters())
+                for name, mine in entry.contender.model.named_parameters():
+                    same = theirs.get(name, mine)
+                    if (same.shape, same.stride()) == (mine.shape, mine.stride()):
+                        mine.data = same.data
         step("matrix-product peak of this machine")
         machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES)
         for entry in entries:
@@ -243,15 +244,6 @@ def write_json(data: Any, path: str | Path) -> None:
     files.write_json(json.loads(json.dumps(data), parse_constant=lambda _: None), path)
 
 
-def _share_weights(source: nn.Module, target: nn.Module) -> None:
-    """Hold random parameters of equal shape once, or a model at six sizes would take six times its memory."""
-    theirs = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        same = theirs.get(name)
-        if same is not None and (same.shape, same.stride()) == (parameter.shape, parameter.stride()):
-            parameter.data = same.data
-
-
 def _timed(contender: Contender, settings: Settings) -> _Sample:
     collecting = gc.isenabled()
     gc.disable()  # a collection belongs to whoever left the garbage, not to the contender during which it happens
@@ -271,7 +263,8 @@ def _timed(contender: Contender, settings: Settings) -> _Sample:
 def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_flops: float, settings: Settings) -> Row:
     wall_ms, cpu_ms = [1e3 * s.wall for s in mine], [1e3 * s.cpu for s in mine]
     wall = summarize(wall_ms)
-    flops = 2 * contender.macs * settings.batch * (TRAIN_FORWARDS if settings.train else 1)
+    # A step multiplies once forward and twice backward: towards the inputs and towards the weights.
+    flops = 2 * contender.macs * settings.batch * (3 if settings.train else 1)
     contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
     artefact_bytes = None
     if contender.artefact is not None:
@@ -320,7 +313,6 @@ def _room_for_compilations(models: int) -> Generator[None, None, None]:
     import torch._dynamo  # seconds of import that an eager measurement does not need
 
     limit = 8 + 4 * models
-    with torch._dynamo.config.patch(
-        recompile_limit=limit, accumulated_recompile_limit=32 * limit, fail_on_recompile_limit_hit=True
-    ):
+    limits: dict[str, Any] = dict(recompile_limit=limit, accumulated_recompile_limit=32 * limit)
+    with torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True):
         yield

@@ -116,8 +116,8 @@ def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Cal
     if runtimes()[runtime][1]:
         alike = float((came * expected).sum() / np.linalg.norm(came) / np.linalg.norm(expected))
         if not alike >= ALIKE:  # true for NaN
-            alike_to = f"a cosine of {alike:.2g} with torch's"
-            raise ValueError(f"outputs in {runtime} have {alike_to}; expected {ALIKE} or more")
+            off = f"a cosine of {alike:.2g} with torch's"
+            raise ValueError(f"outputs in {runtime} have {off}; expected {ALIKE} or more")
     elif not (difference <= TOLERANCE or difference <= allowance(rounding())):
         off = f"{difference:.2g} of the largest"
         raise ValueError(f"outputs in {runtime} differ from torch's by {off}; expected {TOLERANCE} at most")

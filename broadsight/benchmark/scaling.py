@@ -1,7 +1,6 @@
 """How the cost of models grows with the image: time, memory and multiply-accumulates as powers of the pixels.
 
-An exponent is the slope of the least-squares line through the logarithms of cost and pixels: 1 is linear, 2 is what
-attention among all positions tends to. Small images are left out by default, since there fixed costs hide the growth.
+1 is linear, 2 is what attention among all positions tends to. In small images fixed costs hide the growth.
 """
 
 import math
@@ -40,8 +39,7 @@ class Exponent:
 class GrowthRow:
     """Exponents of one candidate, None where fewer than two of the sizes count.
 
-    Those of times are medians of the slopes within each round, so that a machine that is slow for a while does not pass
-    for growth; those of peak memory and executed multiply-accumulates are exact.
+    Those of times are medians of the slopes within rounds: that a machine is slow for a while is no growth.
     """
 
     model: str
@@ -119,11 +117,9 @@ def slope(pixels: Sequence[int], values: Sequence[float | None]) -> float | None
 
 def render(growth: Growth) -> Table:
     """Make a table with one row per candidate: time and memory at every size, and the exponents."""
-    first = growth.growth_from
-    about = (
-        f"{caption(growth.reports[0])}\n± is the inter-quartile range; MB at the worst moment of a call beyond weights "
-        f"and images\nexponents in pixels, from {first}x{first} up: median of the rounds' slopes and where it lies"
-    )
+    memory, side = "MB at the worst moment of a call beyond weights and images", growth.growth_from
+    about = f"{caption(growth.reports[0])}\n± is the inter-quartile range; {memory}\n"
+    about += f"exponents in pixels, from {side}x{side} up: median of the rounds' slopes and where it lies"
     headings = ["params\nM"]
     for report in growth.reports:
         headings += [f"{_size(report)}\nms", "\nMB"]
@@ -150,12 +146,7 @@ def plot(growth: Growth, path: str | Path) -> None:
     several = len({row.runtime for row in growth.rows}) > 1
     for panel, label, cost, exponent in (
         (panels[0], f"time, ms per batch of {reports[0].settings.batch}", lambda one: one.wall_ms.median, "time"),
-        (
-            panels[1],
-            "peak memory, MB",
-            lambda one: math.nan if one.peak_bytes is None else one.peak_bytes / 1e6,
-            "memory",
-        ),
+        (panels[1], "peak memory, MB", lambda one: (one.peak_bytes or math.nan) / 1e6, "memory"),
     ):
         for place, row in enumerate(growth.rows):
             name, found = f"{row.model} ({row.runtime})" if several else row.model, getattr(row, exponent)

@@ -52,19 +52,12 @@ class Settings:
             raise ValueError(f"size={size}; expected two positive numbers, height and width in pixels")
         for runtime in self.runtimes:
             check_choice("runtime", runtime, ("eager", "compile", *runtimes()))
-        needs = {
-            "train": self.train,
-            "head_only": self.head_only,
-            "against": self.against is not None,
-            f"device={self.device!r}": not self.device.startswith("cpu"),
-            f"dtype={self.dtype!r}": self.dtype != "float32",
-            "channels_last": self.channels_last,
-        }
-        if self.exported and (asked := next((what for what, asked in needs.items() if asked), None)):
-            raise ValueError(
-                f"{asked} with runtime {self.exported[0]!r}; exported models are timed whole, in inference, on "
-                "the CPU, and come from float32: drop one of the two"
-            )
+        needs = {"train": self.train, "head_only": self.head_only, "against": self.against is not None}
+        needs |= {f"device={self.device!r}": not self.device.startswith("cpu")}
+        needs |= {f"dtype={self.dtype!r}": self.dtype != "float32", "channels_last": self.channels_last}
+        if self.exported and (asked := [what for what, asked in needs.items() if asked]):
+            whole = "exported models are timed whole, in inference, on the CPU, and come from float32"
+            raise ValueError(f"{asked[0]} with runtime {self.exported[0]!r}; {whole}: drop one of the two")
         if not self.runtimes:
             raise ValueError(f"runtimes is empty; expected some of {', '.join(RUNTIMES)}")
         for pool in self.pools:
@@ -80,8 +73,8 @@ class Settings:
         if self.train and (self.light or "map-light" in self.pools):
             raise ValueError("a light pool with train=True; its classifiers are trained in the full one: drop one")
         if self.against is not None and not self.head_only:
-            hint = "add head_only (--head-only)"
-            raise ValueError(f"against a file without head_only; only pools are compared so: {hint}")
+            hint = "only pools are compared so: add head_only (--head-only)"
+            raise ValueError(f"against a file without head_only; {hint}")
 
     @property
     def exported(self) -> tuple[str, ...]:

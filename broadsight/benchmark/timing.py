@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,10 +27,9 @@ def interleave(candidates: Sequence[T], timed: Callable[[T, int], S], rounds: in
     """
     samples: list[list[S]] = [[] for _ in candidates]
     try:
-        for round_ in range(rounds):
-            for i in range(len(candidates)):
-                place = (round_ + i) % len(candidates)
-                samples[place].append(timed(candidates[place], round_))
+        for round_, i in product(range(rounds), range(len(candidates))):
+            place = (round_ + i) % len(candidates)
+            samples[place].append(timed(candidates[place], round_))
     except KeyboardInterrupt:
         complete = min(map(len, samples))
         if not complete:

@@ -1,7 +1,7 @@
 """The papers' dense tables: detectors, segmenters and pose models, and how each row is built and counted.
 
-A model is run as a whole on one image of the tables' size, without memory. What depends on an image's content has no
-products and is left out: anchors, suppression, the pooling of regions. The heads see a fixed number of regions.
+A whole model is run on one image, without memory. What depends on its content has no products and is left out: anchors,
+suppression, the pooling of regions.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,6 @@
 """How each paper counts: the multiply-accumulates of its own formulation, by its own counting tool.
 
-A paper's figure may hold more than the products that we execute: operations that its tool counted (norms, pooling), as
-a Convention says, and work that our form of a layer does not do, as the cases of `beyond` say.
+A Convention says what a tool counts beside the products, the cases of `beyond` what our form of a layer does not do.
 """
 
 from collections.abc import Sequence
@@ -98,8 +97,12 @@ def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any
             B, H, W, _ = inputs[0].shape
             added = (H + -H % module.window) * (W + -W % module.window) - H * W
             return B * added * (module.qkv.weight.numel() + module.proj.weight.numel())
-        case MultiTokenNeck():
-            return _of_neck(module, inputs[0]) if convention.layers_only else 0
+        case MultiTokenNeck() if convention.layers_only:  # all of it: in ours there are no layers
+            B, _, height, width = inputs[0][module.merge.level].shape
+            positions, block, tokens = height * width, module.block, module.learned.shape[1]
+            projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
+            mlp = tokens * (block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel())
+            return B * (module.merge.weight.numel() * positions + projections * block.q.weight.numel() + mlp)
         case MultiTokenPool():
             return _of_pool(module, convention, inputs[0])
         case PooledModel() if module.pooled and isinstance(module.head, MultiTokenPool):
@@ -110,16 +113,6 @@ def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any
                 maps = pyramid(module.backbone, images)
             return _of_pool(module.head, convention, maps)
     return 0
-
-
-def _of_neck(module: MultiTokenNeck, maps: Sequence[Tensor]) -> int:
-    """The merging, keys and values at every position, and the tokens' own part: in ours no layers."""
-    B, _, height, width = maps[module.merge.level].shape
-    positions, block, tokens = height * width, module.block, module.learned.shape[1]
-    projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
-    attention = projections * block.q.weight.numel()
-    mlp = tokens * (block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel())
-    return B * (module.merge.weight.numel() * positions + attention + mlp)
 
 
 def _of_pool(module: MultiTokenPool, convention: Convention, maps: Sequence[Tensor]) -> int:

@@ -107,10 +107,8 @@ def catalogue(
 
     Without a pattern a model that has two names is listed once.
     """
-    names = [(family, name) for family in families for name in timm.list_models(module=family)]
-    names = [
-        (family, name) for family, name in names if fnmatch(name, pattern or "*") and (pattern or name not in ALIASES)
-    ]
+    known = [(family, name) for family in families for name in timm.list_models(module=family)]
+    names = [(of, name) for of, name in known if (fnmatch(name, pattern) if pattern else name not in ALIASES)]
     printed = {family: printed_of_models(family) for family in families}
     rows = []
     for done, (family, name) in enumerate(names):
@@ -169,16 +167,13 @@ class _AttentionModule(PartialAttention):
 
 def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], nn.Module] | str) -> list[Check]:
     if isinstance(build, str):
-        return [
-            Check(family, row, figure, "", paper, None, None, "not run", build) for figure, paper in printed.items()
-        ]
-    name, model = row.rpartition(": ")[2], build()
-    if family == "dense":
-        convention = dense_tables.convention(name)
-    else:
+        return [Check(family, row, one, "", paper, None, None, "not run", build) for one, paper in printed.items()]
+    name, model, dense = row.rpartition(": ")[2], build(), family == "dense"
+    convention = dense_tables.convention(name) if dense else CONVENTIONS[family]
+    if name.startswith(("isotropic", "davit")):
         # The isotropic rows fit when norms are left out (4.34 prints 4.3; with norms 4.35 would print 4.4). DaViT's
         # figure is quoted from its own paper.
-        convention = PRODUCTS if name.startswith(("isotropic", "davit")) else CONVENTIONS[family]
+        convention = PRODUCTS
     measured: dict[str, Measured] = {}
     checks = []
     for figure, paper in printed.items():
@@ -187,9 +182,8 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
         if baseline:
             its, its_run, _ = _measure(blank_model(baseline), quantity, convention)
             ours, run = ours - its, None if run is None or its_run is None else run - its_run
-        roundings = ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
-        if family == "dense":
-            roundings = dense_tables.roundings(row, figure)
+        usual = ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
+        roundings = dense_tables.roundings(row, figure) if dense else usual
         status, note = "match", ""
         if not any(_prints(ours, paper, rounding) for rounding in roundings):
             note = contradictions().get((family, name, figure), "")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ..visual.plots import PALETTE
 from ..visual.words import coordinate, known, number
 
-WIDTH, HEIGHT = 320, 226
 LEFT, RIGHT, TOP, BOTTOM = 44, 308, 26, 186  # edges of the plot area
 MOST_POINTS, MOST_MARKERS = 600, 40  # of a line
 INTERVALS = 5  # between ticks of an axis, about
@@ -22,14 +21,8 @@ class Axis:
 
     label: str
     ticks: tuple[float, ...]
-
-    @property
-    def low(self) -> float:
-        return self.ticks[0]
-
-    @property
-    def high(self) -> float:
-        return self.ticks[-1]
+    low = property(lambda self: self.ticks[0])
+    high = property(lambda self: self.ticks[-1])
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.low) / (self.high - self.low) * (RIGHT - LEFT)
@@ -99,7 +92,7 @@ class Dot:
 class Chart:
     """A chart: all that is drawn on one pair of axes, in this order."""
 
-    width, height, left, right, bottom = WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM  # for the template
+    width, height, left, right, bottom = 320, 226, LEFT, RIGHT, BOTTOM  # for the template
 
     title: str
     x: Axis
