@@ -91,7 +91,7 @@ def _grouped(backbone: str, groups: int, tokens: int, attn_dim: int | None = Non
 
 def _repooled(model: Any, pool: Callable[..., nn.Module], **arguments: Any) -> nn.Module:
     """A pooled model, or one of ours by its name, with another pool."""
-    usual = blank_model(model) if isinstance(model, str) else model
+    usual: Any = blank_model(model) if isinstance(model, str) else model
     with torch.device("meta"):
         head = pool(usual.pyramid.channels, usual.num_classes, **arguments)
     return PooledModel(usual.backbone, usual.pyramid, head)

@@ -80,6 +80,7 @@ def add_context_broadcast(
             if tokens.module is one.module and hasattr(parent, "keep_branches_apart"):
                 parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself
         if isinstance(broadcast, WindowedBroadcast):
+            assert tokens.block is not None
             tokens.block.register_forward_pre_hook(broadcast.images)
     if getattr(model, "pretrained_cfg", None):  # without, nobody can save the model by a name
         how = dict(branch=branch, position=position, class_token=class_token, image_size=image_size)

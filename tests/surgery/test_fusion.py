@@ -17,6 +17,14 @@ from tests.compare import assert_close, randomize
 from tests.zoo import KINDS, NAMES, shallow
 
 each_kind = pytest.mark.parametrize("name", KINDS, scope="module")
+MIXERS = ("baseline", "whiten", "patch2", "gated", "c_mhsa", "no_split", "no_fusion")
+PLAIN_STVIT = dict(stem="patch", position="relative", ffn="plain")
+VARIANTS = {
+    "partialformer_b0": [dict(pool_first=True), dict(stem="conv2"), dict(stem="patch7", mlp_conv=True)],
+    "mat_1": [dict(embed="conv"), dict(embed="merge"), dict(mixer="none"), dict(mlp_conv=False)],
+    "stvit_small": [dict(projection=0), PLAIN_STVIT, dict(layer_scale=[0.5] * 4)],
+    "emsnet_xtiny": [dict(mixer=mixer) for mixer in MIXERS],
+}
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -97,19 +105,6 @@ def test_fuse__features(name):
     images = torch.randn(2, 3, 64, 75, dtype=torch.float64)
     for got, expected in zip(fused(images), model(images), strict=True):
         assert_close(got, expected, tolerance=1e-9)
-
-
-VARIANTS = {
-    "partialformer_b0": [dict(pool_first=True), dict(stem="conv2"), dict(stem="patch7", mlp_conv=True)],
-    "mat_1": [dict(embed="conv"), dict(embed="merge"), dict(mixer="none"), dict(mlp_conv=False)],
-    "stvit_small": [
-        dict(projection=0),
-        dict(stem="patch", position="relative", ffn="plain"),
-        dict(layer_scale=[0.5] * 4),
-    ],
-}
-MIXERS = ("baseline", "whiten", "patch2", "gated", "c_mhsa", "no_split", "no_fusion")
-VARIANTS["emsnet_xtiny"] = [dict(mixer=mixer) for mixer in MIXERS]
 
 
 @pytest.mark.parametrize(("name", "arguments"), [(name, one) for name, some in VARIANTS.items() for one in some])
