@@ -111,7 +111,7 @@ def test_measure__a_model_at_many_sizes_holds_its_weights_once(calls):
 
 def test_measure__a_step_of_progress_is_a_call_at_the_smallest_size(calls):
     steps = []
-    measure(["test_resnet"], SETTINGS, SIZES, progress=lambda done, total, doing: steps.append((done, total, doing)))
+    measure(["test_resnet"], SETTINGS, SIZES, progress=lambda *step: steps.append(step))
     total = 3 + 1 + (1 + 3 + 9) * (1 + 3 + 1)
     assert {of for _, of, _ in steps} == {total} and (steps[0][0], steps[-1][0]) == (0, total)
     ahead = [after - before for (before, *_), (after, *_) in pairwise(steps)]
@@ -162,18 +162,15 @@ def test_plot__exponents_stand_in_the_legend(tmp_path):
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
-    code = cli.main(["bench", *argv])
-    return code, *capsys.readouterr()
-
-
-QUICK = ("--batch", "1", "--rounds", "2", "--warmup", "0", "--growth-from", "32")
+    return cli.main(["bench", *argv]), *capsys.readouterr()
 
 
 def test_bench__several_sizes(calls, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     image, file = tmp_path / "growth.svg", tmp_path / "growth.json"
+    quick = ["--batch", "1", "--rounds", "2", "--warmup", "0", "--growth-from", "32"]
     files = ["--plot", str(image), "--json", str(file)]
-    code, out, err = run(capsys, "test_resnet", "--size", "32, 48x64,96", *QUICK, *files)
+    code, out, err = run(capsys, "test_resnet", "--size", "32, 48x64,96", *quick, *files)
     assert (code, err) == (0, "") and "48x64" in out and "1.20" in out and "1.50" in out
     assert "<svg" in image.read_text()
     record = json.loads(file.read_text())
