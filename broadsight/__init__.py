@@ -13,10 +13,7 @@ __version__ = "0.1.0"
 
 
 def lazy(package: str, modules: Mapping[str, str], rooms: Iterable[str] = ()) -> tuple[Callable, Callable]:
-    """`__getattr__` and `__dir__` of a package whose public names are imported when they are asked for.
-
-    They are listed by the module that has them, relative to the package; `rooms` are modules that are public.
-    """
+    """`__getattr__` and `__dir__` of a package that imports public names, listed by module, and `rooms` on demand."""
     places = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:

@@ -71,10 +71,7 @@ def printable(text: str) -> str:
 
 
 def refuse_idle(given: Mapping[str, str], needs: Mapping[str, Iterable[str]], facts: Mapping[str, str | None]) -> None:
-    """Refuse what was `given`, in the user's words by name, and would be ignored.
-
-    One of what a name `needs` must hold, if it is listed there; `facts` say why one does not, or None where it does.
-    """
+    """Refuse what was `given`, by name, if none of what it `needs` holds; `facts` say why not, None if it does."""
     for name, words in given.items():
         wanted = list(needs.get(name, ()))
         if wanted and all(facts.get(one, "") is not None for one in wanted):

@@ -1,7 +1,4 @@
-"""Options: what can be asked of a command, declared once, as the fields of its Request.
-
-The command line, `--config` files and Python read the same fields, so this module needs nothing that is slow to import.
-"""
+"""Options: what can be asked of a command, declared once as fields of its Request; imports nothing that is slow."""
 
 import json
 import math
@@ -164,10 +161,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user asks of a command: each command has a subclass, called Request, whose fields are its options.
-
-    Values are converted and checked when a Request is made; a UsageError says what is wrong with one.
-    """
+    """What a user asks of a command: the fields of a subclass, Request, converted and checked when it is made."""
 
     verb: ClassVar[str] = ""  # the function of `broadsight` that takes it, or the command where there is none
     # Names of the options that the user has named; by default those that differ from their defaults.

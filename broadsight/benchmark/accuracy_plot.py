@@ -71,10 +71,7 @@ class Point:
 
 
 def points(reports: Sequence[Report], runtimes: Sequence[str] | None = None) -> tuple[list[Point], list[str]]:
-    """The fastest row of every model, and names of those without a published figure at the size they were timed at.
-
-    `runtimes` are those that count; by default all that compute in float: the accuracy of int8 is not published.
-    """
+    """The fastest row of every model, by default in float, and the names of those without a figure at their size."""
     fastest: dict[str, Point] = {}
     missing: dict[str, None] = {}
     for report in reports:

@@ -1,7 +1,4 @@
-"""The cost of a cold start: a fresh process loads one artefact and answers once, a request in JSON by a line of JSON.
-
-Importing libraries is the same for every model, and is timed separately.
-"""
+"""The cost of a cold start: a fresh process loads one artefact and answers once; importing libraries is apart."""
 
 import importlib
 import json

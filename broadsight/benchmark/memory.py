@@ -58,10 +58,7 @@ def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def saved_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:
-    """Bytes that a forward pass keeps alive for its backward pass, the model's parameters and buffers left out.
-
-    Every storage counts once and in full, however many views of it are saved; so does the input, if a layer saves it.
-    """
+    """Bytes of all storages that a forward pass keeps for its backward pass, without the model's own."""
     own = {t.untyped_storage().data_ptr() for t in chain(model.parameters(), model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}  # holding the storages stops their addresses from being used again
 

@@ -8,8 +8,8 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,8 +140,8 @@ def measure_sizes(
         for pool in settings.pools or (None,)
         for broadcast in settings.broadcasts or ("none",)
     ]
-    if len(sizes) > 1 and (own := next((model for model in models if model.size), None)):
-        raise ValueError(f"{own} has a size of its own beside several sizes; drop its @, or name one size")
+    if len(sizes) > 1 and (own := [model for model in models if model.size]):
+        raise ValueError(f"{own[0]} has a size of its own beside several sizes; drop its @, or name one size")
     keeping: Any = nullcontext()
     if settings.exported:
         from .runtimes import keep
@@ -149,9 +149,8 @@ def measure_sizes(
         keeping = keep(artefacts, settings)
     fresh = settings.start_up and bool(settings.exported)
     rival = None if settings.against is None else load_rival(settings.against)
-    per_size = len(models) * len(settings.runtimes) * (1 if rival is None else 2)
-    smallest = min(height * width for height, width in sizes)
-    weights = [round(height * width / smallest) for height, width in sizes]
+    per_size, pixels = len(models) * len(settings.runtimes) * (1 if rival is None else 2), [h * w for h, w in sizes]
+    weights = [round(count / min(pixels)) for count in pixels]
     total = 1 + len(models) * len(sizes) + per_size * sum(weights) * (1 + settings.warmup + settings.rounds)
     total += per_size * len(sizes) if fresh else 0
     done = 0
@@ -162,7 +161,14 @@ def measure_sizes(
             progress(done, total, doing)
         done += weight
 
-    compiling = _room_for_compilations(per_size * len(sizes)) if "compile" in settings.runtimes else nullcontext()
+    compiling: Any = nullcontext()
+    if "compile" in settings.runtimes:
+        from torch._dynamo import config  # seconds of import that an eager measurement does not need
+
+        # Models of one class share torch.compile's cache; past its limit they would silently be timed in eager mode.
+        limit = 8 + 4 * per_size * len(sizes)
+        limits: dict[str, Any] = dict(recompile_limit=limit, accumulated_recompile_limit=32 * limit)
+        compiling = config.patch(**limits, fail_on_recompile_limit_hit=True)
     with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as kept:
         machine = describe_machine(settings)
         entries: list[_Entry] = []
@@ -305,14 +311,3 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
 
 def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
-
-
-@contextmanager
-def _room_for_compilations(models: int) -> Generator[None, None, None]:
-    """Models of one class share torch.compile's cache; past its limit they would silently be timed in eager mode."""
-    import torch._dynamo  # seconds of import that an eager measurement does not need
-
-    limit = 8 + 4 * models
-    limits: dict[str, Any] = dict(recompile_limit=limit, accumulated_recompile_limit=32 * limit)
-    with torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True):
-        yield

@@ -106,10 +106,7 @@ def file_bytes(path: Path) -> int:
 
 
 def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = float) -> float:
-    """Largest difference of an artefact's answers from the model's, relative to the largest; too much is refused.
-
-    `rounding` measures what rounding does to the model's own answers; it is called if the difference is large.
-    """
+    """Largest difference from the model's answers, relative to the largest; too much, beyond `rounding`, is refused."""
     if came.shape != expected.shape:
         raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
     difference = float(np.abs(came - expected).max() / np.abs(expected).max())
@@ -125,10 +122,7 @@ def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Cal
 
 
 def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] = ()) -> str:
-    """A file name that changes with the weights, the image size, versions, and the code of the model and the export.
-
-    `exporting` are patterns of the files of `deployment` that take part.
-    """
+    """A file name that changes with weights, image size, versions, and code: the model's and that of `exporting`."""
     digest = hashlib.sha256(repr((title, tuple(images.shape[1:]))).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode() + repr(tuple(tensor.shape)).encode())

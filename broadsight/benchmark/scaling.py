@@ -1,7 +1,4 @@
-"""How the cost of models grows with the image: time, memory and multiply-accumulates as powers of the pixels.
-
-1 is linear, 2 is what attention among all positions tends to. In small images fixed costs hide the growth.
-"""
+"""How the cost of models grows with the image: time, memory and operations as powers of the pixels."""
 
 import math
 import statistics
@@ -37,10 +34,7 @@ class Exponent:
 
 @dataclass(frozen=True)
 class GrowthRow:
-    """Exponents of one candidate, None where fewer than two of the sizes count.
-
-    Those of times are medians of the slopes within rounds: that a machine is slow for a while is no growth.
-    """
+    """Exponents of one candidate, of times medians over the rounds; None where fewer than two sizes count."""
 
     model: str
     runtime: str
@@ -76,10 +70,7 @@ def measure(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> Growth:
-    """Time models at several image sizes, in place of the settings' own, and find how their costs grow.
-
-    For the exponents sizes of fewer pixels than the square of side `growth_from` do not count.
-    """
+    """Time models at several image sizes, and find how costs grow at those of `growth_from` squared pixels or more."""
     for place, size in enumerate(sizes):
         if size in sizes[:place]:
             raise ValueError(f"size {size[0]}x{size[1]} is given twice; expected different sizes")

@@ -1,7 +1,4 @@
-"""How each paper counts: the multiply-accumulates of its own formulation, by its own counting tool.
-
-A Convention says what a tool counts beside the products, the cases of `beyond` what our form of a layer does not do.
-"""
+"""How each paper counts: what its tool (a Convention) and its form of a layer (`beyond`) have beyond our products."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

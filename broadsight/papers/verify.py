@@ -103,10 +103,7 @@ def render(checks: Sequence[Check]) -> Table:
 def catalogue(
     pattern: str | None = None, progress: Progress | None = None, families: Sequence[str] = FAMILIES
 ) -> list[dict[str, Any]]:
-    """Our registered models that match a wildcard pattern: sizes computed here beside the published figures.
-
-    Without a pattern a model that has two names is listed once.
-    """
+    """Our models that match a pattern, by default each once: sizes computed here beside the published ones."""
     known = [(family, name) for family in families for name in timm.list_models(module=family)]
     names = [(of, name) for of, name in known if (fnmatch(name, pattern) if pattern else name not in ALIASES)]
     printed = {family: printed_of_models(family) for family in families}

@@ -1,7 +1,4 @@
-"""Sections of figures along an axis: training by epoch, calibration by confidence, robustness by strength.
-
-Every function gives plain data that `templates/sections.html` writes; an empty answer leaves the section out.
-"""
+"""Sections of figures along an axis, as plain data like those of `sections`: training, calibration, robustness."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -118,10 +115,7 @@ def _range(one: Mapping[str, Any]) -> str:
 
 
 def suites(record: Record) -> dict[str, Any]:
-    """Accuracy under changes of the images, suites of one name together.
-
-    A suite whose cases have a strength is a line chart, any other a heat table.
-    """
+    """Accuracy under changes of the images, suites of one name together: by strength as lines, else as a heat table."""
     groups: dict[str, list[Record]] = {}
     for suite in record.get("suites") or ():
         groups.setdefault(str(suite.get("name", "")), []).append(suite)
@@ -189,10 +183,7 @@ def _lines(first: Record, models: Sequence[str], cases: Sequence[str], rows: Row
 
 
 def _grid(axis: str, cases: Sequence[str], heads: Mapping[Any, str], key: str, rows: Rows) -> dict[str, Any]:
-    """Top-1 of every case in every column; the mean of each row last where columns are several strengths.
-
-    `heads` are titles of the columns by the values that rows have under `key`: the place of a model, or a strength.
-    """
+    """Top-1 of every case in every column, titled by the value of `key`; of several strengths also the mean."""
     several = key == "at" and len(heads) > 1 and all(map(known, heads))
     values = {(row["case"], row[key]): row.get("top1") for row in rows}
     lines = []

@@ -47,10 +47,7 @@ SETTINGS |= {"weights averaged": "ema", "precision": "precision"}
 
 
 def write_evaluation(evaluation: Any, folder: Path | None) -> Any:
-    """Write evaluation.json, report.html, and predictions.csv or results.json into a folder, if there is one.
-
-    Of an Evaluation or a DenseEvaluation, which is returned and knows its record and its folder by then.
-    """
+    """Write what an evaluation found into a folder, if there is one; it is returned with its record and folder."""
     is_dense = isinstance(evaluation, DenseEvaluation)
     record = dense_evaluation.record_of(evaluation) if is_dense else record_of(evaluation)
     if folder is not None:
@@ -80,10 +77,7 @@ def report_run(
     device: str = "auto",
     evaluated: bool = True,
 ) -> Path:
-    """Write a run's report.html: what it is, how it went, and what its best model says of the validation images.
-
-    Splits and seconds are what somebody may know already; not `evaluated`, it has curves and settings alone.
-    """
+    """Write a run's report.html: what it is, how it went, and if `evaluated` what its best model says of the images."""
     folder, is_dense_run = RunFolder(path), is_dense(path)
     check_records(folder)
     config, lines = folder.config(), folder.metrics()

@@ -1,7 +1,4 @@
-"""Sections of figures, classes, other models and details, as plain data that `templates/sections.html` writes.
-
-Every function takes the record of a report and gives what its section shows; an empty answer leaves the section out.
-"""
+"""Sections of figures, classes, models and details: of a record what `templates/sections.html` writes, or nothing."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -24,10 +21,7 @@ Record = Mapping[str, Any]
 
 
 def figures(record: Record, sections: Collection[str]) -> list[dict[str, Any]]:
-    """Rows of all figures with their meaning, then of those that could not be measured, with the reason.
-
-    Why one of the `sections` is missing is said in its own place.
-    """
+    """Rows of all figures with their meaning, then of absent ones with the reason; `sections` say theirs in place."""
     measured = {key: value for key, value in (record.get("figures") or {}).items() if value is not None}
     covered, rows = record.get("coverage") or {}, []
     there, classes = covered.get("occurring"), covered.get("classes")
@@ -43,10 +37,7 @@ def figures(record: Record, sections: Collection[str]) -> list[dict[str, Any]]:
 
 
 def beside(record: Record) -> dict[str, Any]:
-    """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost.
-
-    This model's row is that of its title, or the record itself. Figures that only one has are left out.
-    """
+    """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost."""
     others = list(record.get("beside") or ())
     if not others:
         return {}

@@ -17,13 +17,10 @@ from ..inspection.meta_pass import image_size as built_for
 
 
 class Passed:
-    """A value that a hook hands on to a later step of the same pass, one for each thread; copies start empty.
-
-    A compiler follows a plain attribute more easily, and what it makes of that holds no state.
-    """
+    """A value that a hook hands on to a later step of the same pass, one for each thread; copies start empty."""
 
     def __init__(self) -> None:
-        self._traced: Any = None
+        self._traced: Any = None  # a compiler follows a plain attribute more easily
         self._local = threading.local()
 
     def put(self, value: Any) -> None:
@@ -161,12 +158,9 @@ def find_pyramid(
 
 
 def as_backbone(model: nn.Module, pyramid: Pyramid) -> nn.Module:
-    """The model as the backbone of its pyramid, changed in place: without what the maps do not need where it knows how.
-
-    Parameters that no map depends on are frozen: distributed training takes one without a gradient for an error.
-    """
+    """The model as the backbone of its pyramid, changed in place: cut down to what the maps need, the rest frozen."""
     _edit(model, pyramid)
-    for name in pyramid.idle:
+    for name in pyramid.idle:  # distributed training takes a parameter without a gradient for an error
         model.get_parameter(name).requires_grad_(False)
     for name in pyramid.dropped:
         setattr(model, name, nn.Identity())
@@ -204,10 +198,7 @@ def _edit(model: Any, pyramid: Pyramid) -> None:
 
 
 def _measured(pyramid: Pyramid, model: nn.Module, in_chans: Sequence[int]) -> Pyramid:
-    """The same with channels, sizes and idle parts, from one pass of a copy without values, or with where it insists.
-
-    Of `in_chans`, what the channels of an image may be, the first that the model takes is right.
-    """
+    """The same with channels, sizes and idle parts, from a pass of a copy with the first of `in_chans` that it takes."""
     faults = []
     for channels, with_values in product(in_chans, (False, True)):
         backbone, its_pyramid = copied((model, pyramid), model, with_values)
