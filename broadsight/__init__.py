@@ -54,19 +54,16 @@ class _Registration(MetaPathFinder, Loader):
     loader: Loader
 
     def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
-        if fullname != "timm" and not self.may_need_timm(fullname):
+        package, _, name = fullname.partition(".")
+        room, _, module = name.partition(".")
+        may_need_timm = package == __name__ and room in _ROOMS and name not in _LIGHT and module != "request"
+        if fullname != "timm" and not may_need_timm:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)  # by whoever else finds modules: installed for editing, a package has a finder
         if spec is not None and spec.loader is not None:
             self.loader, spec.loader = spec.loader, self
         return spec
-
-    @staticmethod
-    def may_need_timm(fullname: str) -> bool:
-        package, _, name = fullname.partition(".")
-        room, _, module = name.partition(".")
-        return package == __name__ and room in _ROOMS and name not in _LIGHT and module != "request"
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)

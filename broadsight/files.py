@@ -45,10 +45,7 @@ def check_regular(path: str | Path, most: int | None = None) -> None:
 
 @contextmanager
 def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, None, None]:
-    """Another name to write to. The file gets its own name once that has succeeded, and is as it was otherwise.
-
-    If `durable`, first wait until the content is on the disk: what has to survive a loss of power.
-    """
+    """Another name to write to; the file gets its own once that has succeeded, and if `durable` is on the disk."""
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -124,9 +121,8 @@ def check_new_folder(out: str | None, usual: str) -> Path | None:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed processes have left of whole files; nobody else may be writing there."""
-    for path in folder.glob(".*.part"):
-        if path.is_file():
-            path.unlink(missing_ok=True)
+    for path in filter(Path.is_file, folder.glob(".*.part")):
+        path.unlink(missing_ok=True)
 
 
 def write_text(text: str, path: str | Path, *, durable: bool = False) -> None:

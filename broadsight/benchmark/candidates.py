@@ -125,10 +125,9 @@ def build(
                     made.append(Contender(name, runtime, form, macs[name], *calls, variant, size, weights))
                     continue
                 assert artefacts is not None
-                opened = artefacts.open(runtime, model, name, inputs[0])
-                calls = (lambda run=opened.run: torch.from_numpy(run())), opened.run
-                exported = opened.path, opened.difference
-                made.append(Contender(name, runtime, model, macs[name], *calls, variant, size, *exported))
+                run, path, difference = artefacts.open(runtime, model, name, inputs[0])
+                calls = (lambda run=run: torch.from_numpy(run())), run
+                made.append(Contender(name, runtime, model, macs[name], *calls, variant, size, path, difference))
         return made
 
 

@@ -35,7 +35,6 @@ except ImportError:  # Windows has no page-fault counter to read; the column sta
     resource = None
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
-
 GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +26,6 @@ ALIKE = 0.5  # cosine of an int8 artefact's outputs and the model's, whose weigh
 PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
 
 
-class Opened(NamedTuple):
-    """An artefact that is ready to be timed."""
-
-    path: Path
-    difference: float  # of its outputs from the model's, relative to the largest
-    run: Callable[[], np.ndarray]  # computes the logits (B, classes) of its images
-
-
 class Artefacts:
     """A folder of exported models. Files that are there are used again, unless the code that makes them has changed."""
 
@@ -41,15 +33,15 @@ class Artefacts:
         self.folder, self.threads = folder, threads
         self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
 
-    def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Opened:
-        """Open a model (eval mode, CPU, float32) in a runtime; its answers to images must be the model's."""
+    def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> tuple[Callable, Path, float]:
+        """What gives a model's logits of images in a runtime, its file, and its difference (see `_checked`)."""
         path = self.path(runtime, model, title, images)
         session = open_artefact(path, self.threads)
         array, name = images.numpy(), session.description.outputs[0]
         with torch.no_grad():
             expected = model(images).numpy()
         difference = _checked(runtime, expected, session(array)[name], lambda: rounding_of(model, [array]))
-        return Opened(path, difference, lambda: session(array)[name])
+        return lambda: session(array)[name], path, difference
 
     def path(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Path:
         """The file of a model for a runtime, written if it is not there."""

@@ -71,9 +71,8 @@ def measure(
     artefacts: str | Path | None = None,
 ) -> Growth:
     """Time models at several image sizes, and find how costs grow at those of `growth_from` squared pixels or more."""
-    for place, size in enumerate(sizes):
-        if size in sizes[:place]:
-            raise ValueError(f"size {size[0]}x{size[1]} is given twice; expected different sizes")
+    if twice := [size for place, size in enumerate(sizes) if size in sizes[:place]]:
+        raise ValueError("size {}x{} is given twice; expected different sizes".format(*twice[0]))
     reports = measure_sizes(names, settings, sizes, progress, artefacts)
     return Growth(growth_from, exponents(reports, growth_from), reports)
 

@@ -10,7 +10,6 @@ from ..layers.context_broadcast import KINDS
 from ..surgery.pooling import POOLS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 RUNTIMES = ("eager", "compile", *runtimes())  # and what has been registered since
 
 

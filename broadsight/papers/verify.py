@@ -26,9 +26,8 @@ from .tables import Row, contradictions, more_rows, static_figures
 from .tables import published as published
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
-
+Measured = tuple[float, float | None, str]  # ours, executed, how it was counted
 SIZE = (224, 224)
-
 SOURCES = {
     "stvit": "Huang et al., CVPR 2023, supplement, Tables I, II",
     "emsnet": "thesis, chapter 3, Tables 3.1, 3.5, 3.7, 3.9",
@@ -37,15 +36,12 @@ SOURCES = {
     "map": "MAP, WACV 2025, Tables 1-3, 6, 8, 9; supplement, Tables 1, 4, 6, 7",
     "context_broadcast": "Hyeon-Woo et al., ICCV 2023, supplement, Tables S1, S3, S5, S6",
 }
-
 # What has a file of its own: tables of some families, and the tables of detectors and the like of all papers.
 TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadcast_tables, "dense": dense_tables}
 SUBJECTS = (*SOURCES, "dense")  # what can be verified
-
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = dict(stvit=FVCORE, emsnet=OLD_PROFILER, mat=FVCORE, partialformer=PRODUCTS, map=LAYERS)
 CONVENTIONS["context_broadcast"] = PRODUCTS
-
 # The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
 ROUNDINGS = {("emsnet", "params"): (ROUND_DOWN,), ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP)}
 
@@ -71,9 +67,8 @@ class Check:
 
 def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
     """Recompute every static figure of some of SUBJECTS, of all if none is named; progress is told before each row."""
-    for family in families:
-        if family not in SUBJECTS:
-            raise ValueError(f"unknown family {family!r}; choose among {', '.join(SUBJECTS)}")
+    if strange := [family for family in families if family not in SUBJECTS]:
+        raise ValueError(f"unknown family {strange[0]!r}; choose among {', '.join(SUBJECTS)}")
     rows = [(family, *row) for family in families or SUBJECTS for row in _rows(family)]
     checks = []
     for done, (family, row, printed, build) in enumerate(rows):
@@ -187,9 +182,6 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
             status = "explained" if note else "miss"
         checks.append(Check(family, row, figure, counted, paper, ours, run, status, note))
     return checks
-
-
-Measured = tuple[float, float | None, str]  # ours, executed, how it was counted
 
 
 def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..visual.plots import PALETTE
 from ..visual.words import coordinate, known, number
@@ -15,8 +15,7 @@ DASHES = ("", "7 4", "2 3", "9 3 2 3")
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """An axis from the first to the last of its ticks. `x` and `y` turn values into pixels."""
 
     label: str
@@ -41,8 +40,7 @@ class Axis:
         return f"{tick:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """A line through points. Without a colour it stays in the background; `marked` shows its points if they are few."""
 
     name: str
@@ -67,8 +65,7 @@ class Series:
         return self.points if few and self.colour is not None else ()
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A bar from `low` to `high` on the x-axis, as high as `value`."""
 
     low: float
@@ -77,8 +74,7 @@ class Bar:
     about: str = ""
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """A dot with a sign in it, such as the number of a model; `ours` stands out."""
 
     x: float
@@ -88,8 +84,7 @@ class Dot:
     ours: bool = False
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart: all that is drawn on one pair of axes, in this order."""
 
     width, height, left, right, bottom = 320, 226, LEFT, RIGHT, BOTTOM  # for the template

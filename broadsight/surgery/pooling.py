@@ -81,13 +81,9 @@ class PooledModel(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The backbone's intermediate features, and what `forward_features` gives unless intermediates_only.
+        """The backbone's intermediate features, by timm's arguments, and what `forward_features` gives if wanted.
 
-        Args:
-            indices: Features to take: the last n, or a sequence of positions in `feature_info`; all if None.
-            norm: Has no effect: the maps are pooled raw, and the backbone's final norm is gone.
-            stop_early: Skip what the taken features do not need; only with intermediates_only.
-            output_fmt: "NCHW" or another format that the backbone knows.
+        `norm` has no effect, since the maps are pooled raw; `stop_early` has one only with `intermediates_only`.
         """
         check_images(x, self.in_chans)
         if self.pyramid.indices is None:

@@ -121,14 +121,11 @@ def find_pyramid(
     """How to obtain the pyramid of a model, which `as_backbone` changes, not this; a ValueError if it has none.
 
     Args:
-        model: A timm model, or one that offers `forward_intermediates` or `forward_features` likewise.
         indices: Which of the model's intermediate features to take; by default all stages, and of a model whose
             maps are all of one size four evenly spaced blocks.
         stem: Name of the module whose output is the lowest map; "" for none; by default what the model calls a stem,
             unless it lists that among its features or its maps are all of one size.
-        last_only: Only the last map is wanted.
-        in_chans: Channels of an image; by default as many as the model's first convolution takes.
-        image_size: Side or (H, W) that the model was built for; by default what it says itself.
+        in_chans, image_size: By default what the first convolution takes, and what the model says it was built for.
     """
     info = _feature_info(model)
     pyramid = Pyramid(as_pair(image_size) if image_size else built_for(model), 0)
@@ -198,7 +195,7 @@ def _edit(model: Any, pyramid: Pyramid) -> None:
 
 
 def _measured(pyramid: Pyramid, model: nn.Module, in_chans: Sequence[int]) -> Pyramid:
-    """The same with channels, sizes and idle parts, from a pass of a copy with the first of `in_chans` that it takes."""
+    """The same with channels, sizes and idle parts, by a pass of a copy with the first of `in_chans` that it takes."""
     faults = []
     for channels, with_values in product(in_chans, (False, True)):
         backbone, its_pyramid = copied((model, pyramid), model, with_values)
