@@ -41,7 +41,6 @@ _PUBLIC = {
     "surgery.pooling": "swap_pool",
     "weights.released_stvit": "convert_release load_release",
 }
-
 __getattr__, __dir__ = lazy(__name__, _PUBLIC, (*_ROOMS, "visual"))
 
 

@@ -60,14 +60,8 @@ class Point:
     model: str
     published: Published
     row: Row
-
-    @property
-    def family(self) -> str:
-        return NAMES.get(self.published.family, self.published.family)
-
-    @property
-    def at(self) -> tuple[float, float]:
-        return self.row.wall_ms.median, self.published.top1
+    family = property(lambda self: NAMES.get(self.published.family, self.published.family))
+    at = property(lambda self: (self.row.wall_ms.median, self.published.top1))
 
 
 def points(reports: Sequence[Report], runtimes: Sequence[str] | None = None) -> tuple[list[Point], list[str]]:

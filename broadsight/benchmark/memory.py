@@ -20,11 +20,7 @@ FREE_OPERATIONS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_em
 
 
 def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
-    """Bytes that torch's allocator holds at the worst moment of a call, beyond what was allocated before it.
-
-    On the CPU from the profiler's log of allocations, without scratch of BLAS or oneDNN: unlike the resident size it
-    repeats exactly.
-    """
+    """Bytes that torch's allocator holds at the worst moment of a call beyond those before it, which repeat exactly."""
     if torch.device(device).type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

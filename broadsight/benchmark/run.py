@@ -52,9 +52,8 @@ class Row:
     ratio: Summary  # of the wall time to the yardstick's, paired within each round; above 1 is slower
     cpu_ratio: Summary
     speedup: Summary  # the inverse of cpu_ratio
-    # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second: best against best, since
-    # both are what the machine can do when left alone. A training step counts as 3 forwards. Above 1 means that the
-    # dtype is emulated and large products, of all things, are what it is slowest at.
+    # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second; a training step counts as
+    # 3 forwards. Above 1 the dtype is emulated, and large products are what it is slowest at.
     peak_fraction: float
     peak_bytes: int | None  # see `peak_memory`; None in an exported runtime, whose allocations torch does not see
     saved_bytes: int | None  # see `saved_for_backward`; None in inference, like
@@ -127,11 +126,7 @@ def measure_sizes(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> list[Report]:
-    """Time models against each other at several image sizes in place of the settings' own; a report for each.
-
-    Every round runs every model at every size, so that sizes too are compared within rounds. Progress counts calls at
-    the smallest: one at a larger size as so many as it has times the pixels.
-    """
+    """A report for each of several image sizes in place of the settings' own; every round runs all models at all."""
     each = [replace(settings, size=size) for size in sizes]
     models = [
         Variant(name, pool, broadcast, size)
@@ -154,7 +149,7 @@ def measure_sizes(
     total += per_size * len(sizes) if fresh else 0
     done = 0
 
-    def step(doing: str, weight: int = 1) -> None:
+    def step(doing: str, weight: int = 1) -> None:  # in calls at the smallest size: at others by their pixels
         nonlocal done
         if progress:
             progress(done, total, doing)

@@ -23,9 +23,7 @@ class Settings:
     rounds: int = 9
     warmup: int = 2
     runtimes: tuple[str, ...] = ("eager",)  # every model becomes one contender per runtime; what is exported is folded
-    # Time zero_grad + forward + loss + backward in train mode, not a forward pass in eval mode. The loss is
-    # cross-entropy, or where a pool has groups of tokens MultiTokenLoss("bce") of these.
-    train: bool = False
+    train: bool = False  # a whole step in train mode, with cross-entropy, or of groups of tokens MultiTokenLoss("bce")
     device: str = "cpu"  # or `cuda`, `cuda:1`
     dtype: str = "float32"  # weights and images are cast to it, no autocast
     channels_last: bool = False
@@ -33,12 +31,10 @@ class Settings:
     seed: int = 0  # of weights, images and labels
     pools: tuple[str, ...] = ()  # every model becomes one contender per pool,
     broadcasts: tuple[str, ...] = ()  # and per kind of `add_context_broadcast`, or "none"
-    # Time the pool alone, on random feature maps of the shapes and memory formats that the backbone gives; a training
-    # step then ends with the maps' gradients. Needs `pools`, or models that come with a pool of ours.
-    head_only: bool = False
+    head_only: bool = False  # the pool alone, on random maps like the backbone's; a step ends with their gradients
     light: bool = False
-    # Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of parameters.
-    # Every pool is then compared with that class on the same weights, and must agree with it.
+    # Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of parameters;
+    # every pool must agree with it.
     against: str | None = None
     start_up: bool = True  # with an exported runtime: start every contender in a fresh process as well
 

@@ -19,6 +19,4 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
 
 from .. import lazy
 
-_PUBLIC = {".visual.captioned": "CaptionedImage", "page": "render"}
-
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+__getattr__, __dir__ = lazy(__name__, {".visual.captioned": "CaptionedImage", "page": "render"})

@@ -48,15 +48,8 @@ class Series(NamedTuple):
     colour: int | None = None
     dash: int = 0
     marked: bool = True
-
-    @property
-    def kind(self) -> str:
-        """CSS class of the line's colour."""
-        return "" if self.colour is None else f"c{self.colour % len(PALETTE)}"
-
-    @property
-    def dashes(self) -> str:
-        return DASHES[self.dash % len(DASHES)]
+    kind = property(lambda self: "" if self.colour is None else f"c{self.colour % len(PALETTE)}")  # a CSS class
+    dashes = property(lambda self: DASHES[self.dash % len(DASHES)])
 
     @property
     def markers(self) -> Sequence[Point]:

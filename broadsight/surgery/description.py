@@ -1,7 +1,6 @@
-"""How a model is described, so that it can be made again: by a name and arguments, which timm keeps, saves and loads.
+"""How a model is described, to be made again: a name and arguments, which timm keeps, or why there are none.
 
-The name of an edited model is "edited", its arguments are those of `broadsight.models.edited.edit`. One that cannot be
-described gets the reason instead, which `edit` raises: it is never loaded as another model.
+An edited model is called "edited", its arguments are those of `models.edited.edit`, which raises such a reason.
 """
 
 import json

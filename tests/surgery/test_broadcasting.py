@@ -4,7 +4,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -12,6 +12,7 @@ import timm
 import torch
 import torch.distributed as dist
 from timm.layers import create_feature_extractor
+from timm.models import MlpMixer
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -41,9 +42,10 @@ TINY = {
     "vit": ("test_vit", dict(depth=2, embed_dim=32, img_size=32)),
     "swin": ("swin_tiny_patch4_window7_224", dict(img_size=56, embed_dim=16, depths=(2, 1), num_heads=(1, 2))),
     "maxvit": ("maxvit_tiny_tf_224", dict(img_size=64, embed_dim=(32, 32), depths=(1, 1), stem_width=8)),
-    "mixer": ("mixer_s32_224", dict(img_size=96, num_blocks=2, embed_dim=24)),
+    "mixer": (MlpMixer, dict(img_size=96, patch_size=32, num_blocks=2, embed_dim=24)),
     "pvtv2": ("pvt_v2_b0", dict(depths=(1, 1), embed_dims=(8, 16), num_heads=(1, 2))),
 }
+WORST = dict(vit="end", swin="mid", stvit="end", stvit_plain="end")  # where the most can go wrong: inside windows
 SIDES = dict(vit=32, swin=56, maxvit=64, mixer=96, pvtv2=64)
 WITHOUT = ("regnetx_002", "dla46_c", "mobilenetv3_small_050", "mobilenetv4_conv_small_035")  # any such block
 DEFAULT = [
@@ -70,7 +72,8 @@ def _template(name: str) -> nn.Module:
         return created(name)
     if name in TINY:
         given, sizes = TINY[name]
-        return randomize(timm.create_model(given, drop_path_rate=0, **sizes)).eval()
+        make = given if given is MlpMixer else partial(timm.create_model, given)
+        return randomize(make(drop_path_rate=0, **sizes)).eval()
     return randomize(({**OWN, **FOREIGN}.get(name) or MORE[name][0])()).eval()
 
 
@@ -79,25 +82,20 @@ def make_model(name: str) -> nn.Module:
     return copy.deepcopy(_template(name))
 
 
-def images(name: str, batch: int = 2) -> Tensor:
-    if name in SHRUNK:
-        return timm_images(name, batch)
-    side = SIDES.get(name) or (SIDE if name in FOREIGN else 64 if name in OWN else MORE[name][1])
-    return torch.randn(batch, 3, side, side)
-
-
-def options(name: str) -> dict:
+def options(name: str) -> dict[str, int]:
     """The size that the model was built for, where it does not say so."""
     return dict(image_size=SIDE if name in FOREIGN else MORE[name][1]) if name in {**FOREIGN, **MORE} else {}
 
 
+def images(name: str, batch: int = 2) -> Tensor:
+    if name in SHRUNK:
+        return timm_images(name, batch)
+    side = SIDES.get(name) or options(name).get("image_size", 64)
+    return torch.randn(batch, 3, side, side)
+
+
 def broadcast(name: str, kind: str = "cb", branch: str = "mlp", position: str = "end", **more) -> nn.Module:
     return add_context_broadcast(make_model(name), kind, branch, position, **options(name), **more)
-
-
-def where(name: str) -> str:
-    """The position at which the most can go wrong: inside the windows, if there are any."""
-    return "mid" if name == "swin" else "end"
 
 
 def layers(model: nn.Module) -> list[ContextBroadcast]:
@@ -210,19 +208,13 @@ def apply_by_hand(model: nn.Module, kind: str, position: str, places: list[tuple
     return model
 
 
-def blocks_of(name: str, model: nn.Module) -> list[nn.Module]:
-    if name.startswith("stvit"):
-        for stage in model.stages:
-            stage.blocks[0].apart = True  # so that the branches give what they add
-        return [stage.blocks[0] for stage in model.stages]
-    lists = dict(vit=["blocks"], swin=[f"layers.{i}.blocks" for i in range(2)], mixer=["blocks"])
-    lists["pvtv2"] = [f"stages.{i}.blocks" for i in range(2)]
-    return [block for key in lists[name] for block in model.get_submodule(key)]
-
-
 def places_of(name: str, model: nn.Module, branch: str) -> list[tuple]:
     attn, mlp = [], []
-    for block in blocks_of(name, model):
+    lists = dict(vit=["blocks"], mixer=["blocks"], swin=["layers.0.blocks", "layers.1.blocks"])
+    stages = [f"stages.{i}.blocks" for i in range(2 if name == "pvtv2" else 4)]
+    for block in (block for key in lists.get(name, stages) for block in model.get_submodule(key)):
+        if name.startswith("stvit"):
+            block.apart = True  # so that the branches give what they add
         if name == "mixer":
             attn.append((block.mlp_tokens, None, 1))
             mlp.append((block.mlp_channels, block.mlp_channels.fc2, -1))
@@ -338,20 +330,10 @@ def test_others__torchs_attention(position, learns):
     refused(words, broadcast, "torchvision_vit", "cb", "attn", "mid")
 
 
-class Encoder(nn.Module):
-    """Torch's own layer, which has a way past its parts in inference."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
 @torch.enable_grad()
 def test_others__torchs_encoder_layer_in_inference():
-    plain = randomize(TokenModel(Encoder())).eval()
+    """It has a way past its parts there."""
+    plain = randomize(TokenModel(nn.Sequential(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)))).eval()
     model = add_context_broadcast(copy.deepcopy(plain), "cb", "attn")
     x = torch.randn(2, 3, SIDE, SIDE)
     expected = model(x).detach()
@@ -414,13 +396,13 @@ def test_weights__modes_are_kept_and_half_precision_stays_close():
 @pytest.mark.parametrize("name", ["vit", "swin", "stvit"])
 @pytest.mark.parametrize("kind", ["scaled", "gate"])
 def test_copies__are_equal(name, kind, tmp_path):
-    model, x = fill_scales(broadcast(name, kind, "both", where(name))), images(name)
+    model, x = fill_scales(broadcast(name, kind, "both", WORST[name])), images(name)
     model(x[:1])
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(other(x), model(x)) and hooks(other) == hooks(model)
         assert not {id(module) for module in model.modules()} & {id(module) for module in other.modules()}
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    other = add_context_broadcast(randomize(make_model(name)), kind, "both", where(name))
+    other = add_context_broadcast(randomize(make_model(name)), kind, "both", WORST[name])
     other.load_state_dict(torch.load(tmp_path / "model.pt"))
     torch.save(model, tmp_path / "whole.pt")
     for same in (other, torch.load(tmp_path / "whole.pt", weights_only=False)):
@@ -449,7 +431,7 @@ def test_threads__do_not_see_each_other():
 @pytest.mark.parametrize("name", ["vit", "swin"])
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_export__gives_the_same_numbers(name, dynamic):
-    model, x = fill_scales(broadcast(name, "scaled", "both", where(name))), images(name)
+    model, x = fill_scales(broadcast(name, "scaled", "both", WORST[name])), images(name)
     shapes = ({0: Dim("batch", min=1, max=16)},) if dynamic else None
     program = torch.export.export(model, (x,), dynamic_shapes=shapes)
     x = images(name, 5 if dynamic else 2)
@@ -465,7 +447,7 @@ COMPILED = [(name, kind) for name in ("vit", "swin", "stvit") for kind in KINDS]
 )
 @torch.enable_grad()
 def test_compile__is_one_graph_with_the_same_gradients(name, kind):
-    model, x = fill_scales(broadcast(name, kind, "both", where(name)).double()), images(name).double()
+    model, x = fill_scales(broadcast(name, kind, "both", WORST[name]).double()), images(name).double()
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
     assert_same_gradients(compiled, model, x, 1e-8)
@@ -476,7 +458,7 @@ def test_compile__is_one_graph_with_the_same_gradients(name, kind):
 @pytest.mark.parametrize("kind", ["scaled", "gate"])
 @torch.enable_grad()
 def test_compile__inductor_gives_the_same_numbers(name, kind):
-    model, x = fill_scales(broadcast(name, kind, "both", where(name))), images(name)
+    model, x = fill_scales(broadcast(name, kind, "both", WORST[name])), images(name)
     torch._dynamo.reset()
     with torch.no_grad():
         assert_close(torch.compile(model, fullgraph=True)(x), model(x), tolerance=1e-3)
@@ -500,7 +482,7 @@ def test_fx_and_intermediates__features_have_context(name, node):
 @pytest.mark.parametrize("kind", ["scaled", "gate"])
 @torch.enable_grad()
 def test_checkpointing__changes_no_gradient(name, kind):
-    model, x = fill_scales(broadcast(name, kind, "both", where(name))).double().train(), images(name).double()
+    model, x = fill_scales(broadcast(name, kind, "both", WORST[name])).double().train(), images(name).double()
     other = copy.deepcopy(model)
     other.set_grad_checkpointing()
     assert_same_gradients(other, model, x, 1e-9)
@@ -516,7 +498,7 @@ def one_process(tmp_path):
 @pytest.mark.parametrize("name", ["vit", "swin"])
 @torch.enable_grad()
 def test_distributed__steps_as_alone(name, one_process):
-    model, x = broadcast(name, "scaled", "both", where(name)).train(), images(name)
+    model, x = broadcast(name, "scaled", "both", WORST[name]).train(), images(name)
     alone = copy.deepcopy(model)
     wrapped = nn.parallel.DistributedDataParallel(model)
     for one in (wrapped, alone):
