@@ -137,7 +137,7 @@ def test_settings__one_number_is_a_square_and_reports_survive_json(inference, tr
 
 
 @pytest.mark.parametrize("file", ["bench-inference.json", "pools.json"])
-def test_report__older_files_are_read(file):
+def test_report__older_files_are_read_and_new_ones_whole(file, tmp_path):
     data = json.loads((Path(__file__).parents[2] / "results" / file).read_text("utf-8"))
     data.pop("command", None)
     report = Report.from_dict(data)
@@ -145,6 +145,10 @@ def test_report__older_files_are_read(file):
     assert first.start_up_s is None and first.wall_ms.median > 0 and first.speedup.median == 1
     for row in others:
         assert 1 / row.speedup.median == pytest.approx(row.cpu_ratio.median, rel=0.1)
+    benchmark.write_json({"a": [1]}, tmp_path / "a.json")
+    with pytest.raises(TypeError):
+        benchmark.write_json({"a": object()}, tmp_path / "b.json")
+    assert [(p.name, json.loads(p.read_text())) for p in tmp_path.iterdir()] == [("a.json", {"a": [1]})]
 
 
 def test_pools_and_broadcasts__every_model_with_each():
@@ -227,13 +231,6 @@ def test_against_and_light__refuse_pools_without_groups():
     refused(r"test_resnet \+ gap has no groups of tokens to compare", measure, ["test_resnet"], settings)
     for pools in ((), ("gap",), ("ga",)):
         refused("light form", measure, ["test_resnet"], dataclasses.replace(ONCE, pools=pools, light=True))
-
-
-def test_write_json__whole_or_not_at_all(tmp_path):
-    benchmark.write_json({"a": [1]}, tmp_path / "a.json")
-    with pytest.raises(TypeError):
-        benchmark.write_json({"a": object()}, tmp_path / "b.json")
-    assert [(p.name, json.loads(p.read_text())) for p in tmp_path.iterdir()] == [("a.json", {"a": [1]})]
 
 
 @pytest.mark.slow

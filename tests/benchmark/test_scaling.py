@@ -12,6 +12,7 @@ from broadsight.benchmark.run import Report, Settings
 from broadsight.benchmark.scaling import Exponent, Growth, exponents, measure, plot, render, slope
 from broadsight.benchmark.timing import Summary
 from broadsight.cli import main as cli
+from tests.refusals import refused
 
 from .conftest import MACHINE, row, shown
 
@@ -65,11 +66,8 @@ def test_exponents__median_of_the_rounds_and_where_it_lies():
     assert (found.cpu_time.value, found.memory.value, found.macs.value) == pytest.approx((1, 2, 1.5))
     assert found.memory.low == found.memory.high == found.memory.value
     assert (found.model, found.runtime, found.params) == ("a", "eager", 5_000_000)
-
-
-def test_exponents__small_images_do_not_count():
     sides = (256, 511, 512, 1024)
-    reports = [report((side, side), [max(side, 512) ** 2.0]) for side in sides]
+    reports = [report((side, side), [max(side, 512) ** 2.0]) for side in sides]  # of which small ones do not count
     assert exponents(reports, 512)[0].time.value == pytest.approx(1)
     assert 0.5 < exponents(reports, 256)[0].time.value < 0.95
     reports = [report(size, [1.0 * size[0] * size[1]]) for size in ((600, 400), (400, 700), (2048, 128), (64, 64))]
@@ -120,10 +118,10 @@ def test_measure__a_step_of_progress_is_a_call_at_the_smallest_size(calls):
 
 
 def test_measure__refuses_before_anything_is_timed(calls):
-    with pytest.raises(ValueError, match="nest_tiny cannot be built for 64x96; it is made for 224x224"):
-        measure(["test_resnet", "nest_tiny"], SETTINGS, ((224, 224), (64, 96)))
-    with pytest.raises(RuntimeError, match=r"test_vit failed while being prepared: .* \(65\) should be divisible"):
-        measure(["test_vit"], SETTINGS, ((64, 64), (64, 65)))
+    words = "nest_tiny cannot be built for 64x96; it is made for 224x224"
+    refused(words, measure, ["test_resnet", "nest_tiny"], SETTINGS, ((224, 224), (64, 96)))
+    words = r"test_vit failed while being prepared: .* \(65\) should be divisible"
+    refused(words, measure, ["test_vit"], SETTINGS, ((64, 64), (64, 65)), error=RuntimeError)
     assert calls == []
 
 

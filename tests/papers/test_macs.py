@@ -65,6 +65,10 @@ def test_published__adds_up_over_a_model():
     assert extra == 4 * cells * 4
 
 
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 class OfMaps(nn.Module):
     """A pool that takes its maps one by one."""
 
@@ -137,10 +141,6 @@ def test_published__pooled_models(name):
     if inference:
         assert parameters(model) - parameters(model.head.average_classifier) == inference
         assert parameters(model.lighten()) == light
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def test_published__other_pools_and_another_image_size():

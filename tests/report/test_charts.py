@@ -29,7 +29,7 @@ def test_ticks__edges_and_labels():
         assert [text(t) for t in chart.iter("text")][: len(shown)] == shown
 
 
-def test_line__from_edge_to_edge():
+def test_line_bar_and_dot__from_edge_to_edge():
     chart = drawn(lines=[Series("training", [(0.0, 3.0), (10.0, 1.0)], 0)])
     (path,) = of_class(chart.find(".//g[@class='c0']"), "line")
     assert path.get("d") == f"M{LEFT} {TOP}L{RIGHT} {BOTTOM}"
@@ -39,9 +39,6 @@ def test_line__from_edge_to_edge():
     assert len(list(drawn(lines=[Series("a", [(5.0, 2.0)], 0, marked=False)]).iter("circle"))) == 1
     line = Series("training", [(0.0, 3.0), (10.0, 1.0)], 0)
     assert Chart("Loss", X, Y, lines=[line]).description == "Loss: loss by epoch; training from 3.00 to 1.00"
-
-
-def test_bar_and_dot():
     (bar,) = drawn(bars=[Bar(0, 5, 2.0, "half")]).iter("rect")
     half = (BOTTOM - TOP) / 2
     assert (float(bar.get("y")), float(bar.get("height"))) == (TOP + half, half)

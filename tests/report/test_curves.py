@@ -107,7 +107,7 @@ def test_suites__strengths_make_lines_in_as_few_charts_as_can_be_read():
     assert [text(chart.find("figcaption")) for chart in charts] == ["ours", "other"]
 
 
-def test_suites__many_cases_or_words_make_heat_tables():
+def test_suites__many_cases_or_words_make_heat_tables_and_one_strength_puts_models_beside_each_other():
     found = suites(suite(cases="abcdefg", at=(1, 2, 3)))
     (table,) = tables(found)
     assert table[0] == ["case", "1", "2", "3", "mean"] and table[1] == ["a", "100.0", "90.0", "80.0", "90.0"]
@@ -115,9 +115,6 @@ def test_suites__many_cases_or_words_make_heat_tables():
     found = suites(suite("ours", at=("top", "side")), suite("other", at=("top", "side")))
     assert [table[0] for table in tables(found)] == [["case", "top", "side"]] * 2
     assert [text(strong) for strong in found.iter("strong")] == ["ours", "other"]
-
-
-def test_suites__one_strength_puts_models_beside_each_other():
     found = suites(suite("ours", "ab", (None,)), suite("other", "ab", (None,)))
     assert tables(found) == [[["case", "ours", "other"], ["a", "100.0", "100.0"], ["b", "100.0", "100.0"]]]
     one, two = suite(at=(None,)), suite(at=(None,))

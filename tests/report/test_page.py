@@ -180,9 +180,6 @@ def test_images__large_ones_are_shrunk_to_a_jpeg_and_tiny_ones_kept_exactly():
     original = Image.effect_noise((32, 32), 90).convert("RGB")
     tag, image = shown(original)
     assert image.format == "PNG" and image.tobytes() == original.tobytes() and tag.get("class") == "tiny"
-
-
-def test_images__of_every_mode_in_range_on_white_and_the_original_stays():
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16"):
         assert shown(Image.new(mode, (40, 30)))[1].mode == "RGB", mode
     deep = Image.new("I;16", (2, 1))

@@ -302,9 +302,8 @@ def test_refused__what_is_not_there(make, options, words):
     refused(words, backbone_of, make(), error=error, **options)
 
 
-@pytest.mark.parametrize("name, other", [("test_resnet", True), ("levit_128s", False), ("emsnet_xxtiny", True)])
-def test_takes__another_image_size_or_not(name, other):
-    model, pyramid = backbone_of(timm.create_model(name))
-    height, width = pyramid.image_size
-    assert takes(model, pyramid, (height, width))
-    assert takes(model, pyramid, (height + 32, width + 64)) == other
+def test_takes__another_image_size_or_not():
+    for name, other in dict(test_resnet=True, levit_128s=False, emsnet_xxtiny=True).items():
+        model, pyramid = backbone_of(timm.create_model(name))
+        height, width = pyramid.image_size
+        assert takes(model, pyramid, (height, width)) and takes(model, pyramid, (height + 32, width + 64)) == other
