@@ -223,8 +223,7 @@ def _rebuilt(pool: MultiTokenPool, rival: type[nn.Module]) -> nn.Module:
     from ..weights.released_stvit import load_release
 
     block: Any = pool.blocks[0]
-    mlp, gram = block.mlp, pool.gram
-    same = ("level", "dim", "groups", "tokens", "mean_token", "light")
+    mlp, gram, same = block.mlp, pool.gram, ("level", "dim", "groups", "tokens", "mean_token", "light")
     arguments: dict[str, Any] = {name: getattr(pool, name) for name in same}
     arguments |= dict(gram=gram is not None, gram_dim=None, gram_groups=1, attn_dim=block.q.out_features)
     if gram is not None:

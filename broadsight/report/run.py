@@ -137,9 +137,8 @@ def mistakes(result: Result, most: int = SHOWN) -> list[CaptionedImage]:
 
 def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[CaptionedImage]:
     """Training images as the run saw its first ones: transformed, erased and mixed as its recipe says."""
-    run = classifier.run["broadsight"]
+    run, ours = classifier.run["broadsight"], classifier.transforms
     recipe, classes = Recipe().change(run["recipe"]), classifier.labels or tuple(splits.classes)
-    ours = classifier.transforms
     transforms = transforms_of(recipe, classifier.run["pretrained_cfg"], ours.channels)
     transforms = replace(transforms, mean=ours.mean, std=ours.std)
     learned = SourceDataset(splits.train, transforms.build(True), seed=run["seed"], training=True)

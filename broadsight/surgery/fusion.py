@@ -11,8 +11,8 @@ from .description import undescribe
 def fuse(model: nn.Module) -> nn.Module:
     """A copy of the model in eval mode with everything folded that inference allows; outputs are equal up to rounding.
 
-    BatchNorms go into the layers beside them, residual depth-wise convolutions and layer scales into their weights, and
-    so on for any module that has timm's `reparameterize`. The result does not load the original's checkpoints.
+    BatchNorms and layer scales go into the layers beside them, and so on for all that has timm's `reparameterize`. The
+    result does not load the original's checkpoints.
     """
     fused = reparameterize_model(model).eval()
     before, after = (sum(isinstance(part, ContextBroadcast) for part in one.modules()) for one in (model, fused))

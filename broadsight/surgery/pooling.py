@@ -306,8 +306,7 @@ def ends_with_layer_norm(model: Any) -> bool:
 
 def _below_backbone(pattern: Any) -> Any:
     """timm's patterns for parameter names (text, or sequences of (text, position)), for names below `backbone`."""
-    if isinstance(pattern, str):
-        # Patterns may hold several alternatives, each with its own anchor.
+    if isinstance(pattern, str):  # it may hold several alternatives, each with its own anchor
         unanchored = re.sub(r"(?<![\[\\])\^", "", pattern)
         return rf"^backbone\.(?:{unanchored})"
     return type(pattern)(map(_below_backbone, pattern)) if isinstance(pattern, list | tuple) else pattern

@@ -241,8 +241,7 @@ async def test_disconnected_clients__disturb_nobody():
         counted = service.metrics()
     for answer, colour in zip(answers, COLOURS, strict=False):
         check(answer, colour)
-    assert counted["withdrawn"] == 12 and counted["here"] == 0
-    assert sum(run.batches) == 12
+    assert (counted["withdrawn"], counted["here"], sum(run.batches)) == (12, 0, 12)
 
 
 async def test_shutdown__answers_all_that_wait():

@@ -49,17 +49,13 @@ MODELS = {
 }
 
 
-def images_for(model) -> torch.Tensor:
-    return torch.randn(2, model.in_chans, 64, 64)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_timm__saves_and_loads_the_edited_model(name, tmp_path):
     torch.manual_seed(0)
     model = randomize(MODELS[name]()).eval()
     save_for_hf(model, tmp_path, safe_serialization=True)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    x = images_for(model)
+    x = torch.randn(2, model.in_chans, 64, 64)
     assert again.pretrained_cfg["architecture"] == "edited" == model.pretrained_cfg["architecture"]
     assert_close(again(x), model(x), tolerance=1e-5)
     assert as_edited(again).items() >= {"num_classes": model.num_classes, "in_chans": model.in_chans}.items()
