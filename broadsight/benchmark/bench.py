@@ -13,6 +13,13 @@ from .request import EXPORTS, OWN_SIZE, SEVERAL_SIZES, WHOLE_MODELS, Request
 from .settings import Settings
 
 
+def settings_of(request: Request) -> Settings:
+    """What is measured; a ValueError if it cannot be."""
+    asked: dict[str, Any] = {one.name: getattr(request, one.name, one.default) for one in fields(Settings)}
+    asked |= dict(size=request.sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
+    return Settings(**asked)
+
+
 def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Growth:
     """Time models side by side; everything is checked before the first is built."""
     sizes = request.sizes
@@ -26,9 +33,7 @@ def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Grow
     request.refuse_ignored(facts)
     for path in filter(None, (request.plot, request.scatter)):
         plot_format(path)
-    asked: dict[str, Any] = {one.name: getattr(request, one.name, one.default) for one in fields(Settings)}
-    asked |= dict(size=sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
-    settings, models = Settings(**asked), list(request.models)
+    settings, models = settings_of(request), list(request.models)
     if request.scatter:
         accuracy_plot.check(run.expand(models), settings.size)
     if len(sizes) == 1:
