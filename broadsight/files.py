@@ -61,10 +61,7 @@ def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, No
 
 @contextmanager
 def whole_folder(folder: str | Path, *, replace: bool = False, durable: bool = False) -> Generator[Path, None, None]:
-    """Another folder to write to. It becomes `folder` once that has succeeded; else nothing changes. See `whole_file`.
-
-    What is in `folder` by then may go with `replace`; otherwise it has to be new or empty, and an OSError says if not.
-    """
+    """Another folder to write to; it becomes `folder`, which has to be new or empty or may go with `replace`."""
     folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))

@@ -36,9 +36,10 @@ def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Grow
     settings, models = settings_of(request), list(request.models)
     if request.scatter:
         accuracy_plot.check(run.expand(models), settings.size)
+    kept: dict[str, Any] = {} if request.artefacts is None else {"artefacts": request.artefacts}
     if len(sizes) == 1:
-        return run.measure(models, settings, progress, request.artefacts)
-    return scaling.measure(models, settings, sizes, request.growth_from, progress, request.artefacts)
+        return run.measure(models, settings, progress, **kept)
+    return scaling.measure(models, settings, sizes, request.growth_from, progress, **kept)
 
 
 def record_of(found: run.Report | scaling.Growth, request: Request) -> dict[str, Any]:

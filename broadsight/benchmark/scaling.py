@@ -16,8 +16,6 @@ from .report import caption, headline, plus_minus, table_of
 from .run import Progress, Report, measure_sizes
 from .timing import median_interval
 
-STYLES = ("-", "--", ":", "-.")  # of lines, when there are more than colours
-
 
 @dataclass(frozen=True)
 class Exponent:
@@ -141,7 +139,7 @@ def plot(growth: Growth, path: str | Path) -> None:
         for place, row in enumerate(growth.rows):
             name, found = f"{row.model} ({row.runtime})" if several else row.model, getattr(row, exponent)
             look: dict[str, Any] = dict(color=PALETTE[place % len(PALETTE)], marker="o", markersize=4)
-            look["linestyle"] = STYLES[place // len(PALETTE) % len(STYLES)]
+            look["linestyle"] = ("-", "--", ":", "-.")[place // len(PALETTE) % 4]  # when there are more than colours
             look["label"] = f"{name}: {'-' if found is None else f'{found.value:.2f}'}"
             panel.plot(pixels, [cost(report.rows[place]) for report in reports], **look)
         panel.set(xscale="log", yscale="log", xlabel="image, on a scale of pixels", ylabel=label)

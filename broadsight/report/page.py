@@ -31,8 +31,7 @@ SECTIONS = {
     "skipped": "Skipped images",
     "facts": "Details",
 }
-SIDE = 224  # pixels of the longer side of an image at most
-LARGE = 960  # pixels of images that show what was found in them
+SIDE, LARGE = 224, 960  # pixels of the longer side of an image at most, and of one that shows what was found in it
 TINY = 64  # up to here an image is kept exactly, and enlarged with its pixels visible
 
 

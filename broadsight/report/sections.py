@@ -12,8 +12,7 @@ from .colours import LEVELS
 
 ALL_SHOWN = 40  # classes up to here are one table
 WORST, BEST = 20, 5
-MATRIX = 60  # classes up to here are a matrix
-ROOMY = 20  # classes up to here have cells wide enough for any count
+MATRIX, ROOMY = 60, 20  # classes up to here are a matrix, with cells wide enough for any count
 CONFUSIONS, SKIPPED = 30, 100  # pairs of classes that are listed, and images that are named
 _COSTS = ("parameters", "macs", "latency_ms")
 

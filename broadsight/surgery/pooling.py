@@ -276,9 +276,8 @@ def swap_pool(
 def check_name(name: str) -> None:
     """A ValueError with the nearest names if timm knows none like this."""
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
-        near = nearest(name, timm.list_models(), 3)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise ValueError(f"unknown model {name!r}{hint}")
+        near = ", ".join(nearest(name, timm.list_models(), 3))
+        raise ValueError(f"unknown model {name!r}" + (f"; nearest: {near}" if near else ""))
 
 
 def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -> nn.Module:

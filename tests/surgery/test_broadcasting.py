@@ -488,16 +488,11 @@ def test_checkpointing__changes_no_gradient(name, kind):
     assert_same_gradients(other, model, x, 1e-9)
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("name", ["vit", "swin"])
 @torch.enable_grad()
-def test_distributed__steps_as_alone(name, one_process):
+def test_distributed__steps_as_alone(name, tmp_path, request):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    request.addfinalizer(dist.destroy_process_group)
     model, x = broadcast(name, "scaled", "both", WORST[name]).train(), images(name)
     alone = copy.deepcopy(model)
     wrapped = nn.parallel.DistributedDataParallel(model)
