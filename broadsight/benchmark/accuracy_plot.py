@@ -134,8 +134,8 @@ def _label(panel: Any, found: Sequence[Point]) -> None:
     where = [panel.transData.transform(point.at) for point in found]
     taken: list[Any] = []
     for point, own in zip(found, where, strict=True):
-        usual, own_look = dict(fontsize=6, color="#444444"), dict(fontsize=6.5, color="black", fontweight="bold")
-        look: dict[str, Any] = own_look if point.published.ours else usual
+        plain, bold = dict(fontsize=6, color="#444444"), dict(fontsize=6.5, color="black", fontweight="bold")
+        look: dict[str, Any] = bold if point.published.ours else plain
         tried: list[tuple[int, Any, Any]] = []
         for dx, dy in OFFSETS:
             arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": "#999999"} if max(abs(dx), abs(dy)) > 12 else None

@@ -174,7 +174,7 @@ def measure_sizes(
                 yardstick = first if rival is None else len(entries)
                 entries += [_Entry(one, replace(here, size=one.size), yardstick, at, weight) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):
-                # Random parameters of equal shape are held once: a model at six sizes takes no six times the memory.
+                # Random parameters of equal shape are held once, lest a model at six sizes take six times its memory.
                 theirs = dict(before.contender.model.named_parameters())
                 for name, mine in entry.contender.model.named_parameters():
                     same = theirs.get(name, mine)
