@@ -63,6 +63,14 @@ CASES += [
     for kind in ("scaled", "gate")
     for position in POSITIONS
 ]
+QUICK = [(name, *how) for name in ("stvit", "emsnet") for how in zip(("cb", "scaled", "gate"), POSITIONS, strict=True)]
+QUICK += [("stvit_plain", "cb", "end")]
+FOLDED = [(name, "cb", "end", "mlp") for name in ("mat", "partialformer", "convnext_atto", "levit_128s")]
+FOLDED += [("emsnet", "cb", position, "attn") for position in ("mid", "end")]  # nothing is folded with context inside
+for row in [(name, kind, p) for name in ("stvit", "stvit_plain", "emsnet") for kind in KINDS for p in POSITIONS]:
+    # The last layer of EMSNet's mixer is multiplied out.
+    branch = "mlp" if row[2] == "mid" or (row[0], row[2]) == ("emsnet", "end") else "both"
+    FOLDED.append(pytest.param(*row, branch, marks=[pytest.mark.slow] * (row not in QUICK)))
 
 
 @cache
@@ -521,16 +529,6 @@ def test_features_only__are_those_of_the_whole_model(name):
     expected = whole.forward_intermediates(x, indices=features.feature_info.out_indices, intermediates_only=True)
     for got, one in zip(features(x), expected, strict=True):
         assert_close(got if got.shape == one.shape else got.permute(0, 3, 1, 2), one, tolerance=1e-5)
-
-
-QUICK = [(name, *how) for name in ("stvit", "emsnet") for how in zip(("cb", "scaled", "gate"), POSITIONS, strict=True)]
-QUICK += [("stvit_plain", "cb", "end")]
-FOLDED = [(name, "cb", "end", "mlp") for name in ("mat", "partialformer", "convnext_atto", "levit_128s")]
-FOLDED += [("emsnet", "cb", position, "attn") for position in ("mid", "end")]  # nothing is folded with context inside
-for row in [(name, kind, p) for name in ("stvit", "stvit_plain", "emsnet") for kind in KINDS for p in POSITIONS]:
-    # The last layer of EMSNet's mixer is multiplied out.
-    branch = "mlp" if row[2] == "mid" or (row[0], row[2]) == ("emsnet", "end") else "both"
-    FOLDED.append(pytest.param(*row, branch, marks=[pytest.mark.slow] * (row not in QUICK)))
 
 
 @pytest.mark.parametrize(("name", "kind", "position", "branch"), FOLDED)

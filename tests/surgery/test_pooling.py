@@ -30,6 +30,15 @@ ODD += ["pvt_v2_b0", "poolformer_s12", "xcit_nano_12_p16_224"]
 # Of these the same is known of a relative, and they take the longest.
 LONG = ("mvitv2_tiny", "hiera_tiny_224", "coatnet_pico_rw_224", "maxvit_tiny_tf_224", "efficientformerv2_s0")
 LONG += ("resmlp_12_224", "fastvit_t8", "tiny_vit_5m_224")
+SIZES = dict(level=3, dim=48, groups=2, tokens=4, heads=4, attn_dim=24, mlp_ratio=2)
+ONE_TOKEN = dict(groups=1, tokens=1, mean_token=False, gram=False, classifier="linear")
+BY_HAND = [(name, "map", {}, SIZES) for name in ("test_resnet", "test_convnext", "test_vit", "densenet121")]
+BY_HAND += [("swin_tiny_patch4_window7_224", "map", {}, SIZES), ("pit_ti_224", "map", {}, SIZES | dict(level=2))]
+BY_HAND += [("test_resnet", "ga", dict(groups=3), SIZES | dict(groups=3, tokens=1, mean_token=False))]
+for heads, expected in ((None, 8), (16, 16)):  # class attention on the last map
+    of_cap = dict(level=-1, dim=512, heads=expected, mlp_ratio=2, mlp_groups=1)
+    BY_HAND.append(("resnet10t", "cap", dict(heads=heads), ONE_TOKEN | of_cap))
+SLOW_ONES = [pytest.param(name, False, marks=pytest.mark.slow) for name in ("convnext_atto", "densenet121")]
 
 
 @cache
@@ -182,16 +191,6 @@ def test_classes_and_modes__as_the_model_had_or_as_asked(given, asked, expected)
         assert model.training == model.head.training == inner.training == training != inner.bn1.training
 
 
-SIZES = dict(level=3, dim=48, groups=2, tokens=4, heads=4, attn_dim=24, mlp_ratio=2)
-ONE_TOKEN = dict(groups=1, tokens=1, mean_token=False, gram=False, classifier="linear")
-BY_HAND = [(name, "map", {}, SIZES) for name in ("test_resnet", "test_convnext", "test_vit", "densenet121")]
-BY_HAND += [("swin_tiny_patch4_window7_224", "map", {}, SIZES), ("pit_ti_224", "map", {}, SIZES | dict(level=2))]
-BY_HAND += [("test_resnet", "ga", dict(groups=3), SIZES | dict(groups=3, tokens=1, mean_token=False))]
-for heads, expected in ((None, 8), (16, 16)):  # class attention on the last map
-    of_cap = dict(level=-1, dim=512, heads=expected, mlp_ratio=2, mlp_groups=1)
-    BY_HAND.append(("resnet10t", "cap", dict(heads=heads), ONE_TOKEN | of_cap))
-
-
 @pytest.mark.parametrize(("name", "pool", "options", "arguments"), BY_HAND)
 def test_values__are_the_pools_on_the_models_maps(name, pool, options, arguments):
     model, x = pooled(name, pool, **options), images(name)
@@ -327,9 +326,6 @@ def test_threads__do_not_see_each_other(name, met):
     for one, other in zip(got, expected, strict=True):
         assert_close(one, other, tolerance=1e-5)
     assert (expected[0] - expected[1]).abs().max() > 1e-3 * expected[0].abs().max()  # far above the tolerance
-
-
-SLOW_ONES = [pytest.param(name, False, marks=pytest.mark.slow) for name in ("convnext_atto", "densenet121")]
 
 
 @pytest.mark.parametrize(("name", "groups"), [("test_convnext", True), *SLOW_ONES])
