@@ -13,10 +13,7 @@ __version__ = "0.1.0"
 
 
 def lazy(package: str, modules: Mapping[str, str], rooms: Iterable[str] = ()) -> tuple[Callable, Callable]:
-    """`__getattr__` and `__dir__` of a package whose public names are imported when they are asked for.
-
-    They are listed by the module that has them, relative to the package; `rooms` are modules that are public.
-    """
+    """`__getattr__` and `__dir__` of a package that imports public names, listed by module, and `rooms` on demand."""
     places = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
@@ -44,7 +41,6 @@ _PUBLIC = {
     "surgery.pooling": "swap_pool",
     "weights.released_stvit": "convert_release load_release",
 }
-
 __getattr__, __dir__ = lazy(__name__, _PUBLIC, (*_ROOMS, "visual"))
 
 
@@ -57,19 +53,16 @@ class _Registration(MetaPathFinder, Loader):
     loader: Loader
 
     def find_spec(self, fullname, path=None, target=None) -> ModuleSpec | None:
-        if fullname != "timm" and not self.may_need_timm(fullname):
+        package, _, name = fullname.partition(".")
+        room, _, module = name.partition(".")
+        may_need_timm = package == __name__ and room in _ROOMS and name not in _LIGHT and module != "request"
+        if fullname != "timm" and not may_need_timm:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)  # by whoever else finds modules: installed for editing, a package has a finder
         if spec is not None and spec.loader is not None:
             self.loader, spec.loader = spec.loader, self
         return spec
-
-    @staticmethod
-    def may_need_timm(fullname: str) -> bool:
-        package, _, name = fullname.partition(".")
-        room, _, module = name.partition(".")
-        return package == __name__ and room in _ROOMS and name not in _LIGHT and module != "request"
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)

@@ -1,8 +1,8 @@
-"""The verbs: every command as a function, with the command's options as keywords.
+"""The verbs: every command as a function, with the command's options as keywords, or with its Request.
 
-Each also takes the Request itself. They print nothing unless asked by `progress=True`, and raise a UsageError, which is
-a ValueError, where the command would exit with 2. What is found is returned; files are written where an option names a
-place, or with `keep=True` where the command line puts them. A run and an exported model are always written.
+They print nothing unless asked by `progress=True`, and raise a UsageError, which is a ValueError, where the command
+would exit with 2. What is found is returned; files are written where an option names a place, or with `keep=True` where
+the command line puts them. A run and an exported model are always written.
 """
 
 import inspect
@@ -37,10 +37,8 @@ def verb(kind: type[Options]) -> Callable[[Callable[..., Any]], Callable[..., An
         @wraps(function)
         def call(*values: Any, **options: Any) -> Any:
             of_call = {one.name: options.pop(one.name, one.default) for one in own}
-            if len(values) == 1 and isinstance(values[0], kind) and not options:
-                request = values[0]
-            else:
-                request = kind.asked(*values, **options)
+            made = len(values) == 1 and isinstance(values[0], kind) and not options
+            request = values[0] if made else kind.asked(*values, **options)
             try:
                 return function(request, **of_call)
             except Exception as error:
@@ -113,8 +111,7 @@ def evaluate(request: Evaluate, *, progress: bool = False, keep: bool = False) -
 @verb(Predict)
 def predict(request: Predict, *, progress: bool = False) -> Any:
     """Say what images show. Returns a list of Predictions, or of a dense run its Findings."""
-    for path in request.outputs.values():
-        check_writable(path)
+    check_writable(*request.outputs.values())
     from .prediction.run import predict as run
 
     with _shown(progress) as (shown, tell):
@@ -143,8 +140,7 @@ def explain(request: Explain, *, progress: bool = False, keep: bool = False) -> 
 @verb(Analyze)
 def analyze(request: Analyze, *, progress: bool = False, keep: bool = False) -> Any:
     """Measure what models do inside. Returns an Analysis, with its `results` by model."""
-    check_writable(request.json)
-    check_writable(request.plot)
+    check_writable(request.json, request.plot)
     folder = check_new_folder(request.out, ANALYSES) if request.out or keep else None
     from .analysis.record import write_analysis
     from .analysis.run import analyze as run
@@ -181,8 +177,7 @@ def export(request: Export, *, progress: bool = False) -> Any:
 @verb(Bench)
 def bench(request: Bench, *, progress: bool = False) -> Any:
     """Time models side by side. Returns a Report, or with several sizes how costs grow."""
-    for path in (request.json, request.plot, request.scatter):
-        check_writable(path)
+    check_writable(request.json, request.plot, request.scatter)
     from .benchmark.bench import bench as run
     from .benchmark.bench import draw, record_of
 

@@ -10,7 +10,6 @@ from itertools import dropwhile
 from numbers import Real
 from typing import Any
 
-LONGEST_WORD, LONGEST = 300, 2000  # characters of a line that is still read
 # Errors of the system that a name causes, which the user can change; others, such as a full disk, come while working.
 OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENXIO)
 # Types that say nothing beside their text; any other is named.
@@ -33,8 +32,7 @@ class UsageError(ValueError):
 
 def said(error: BaseException) -> str:
     """What an error says, or its type, without what only its programmers read: frames, tracebacks, advice of torch."""
-    text = _cause(str(error))
-    text = _refused(text) or text
+    text = _refused(_cause(str(error)))
     for pattern, instead in UNSAID:
         text = re.sub(pattern, instead, text.strip())
     kind = type(error).__name__
@@ -52,12 +50,9 @@ def first_line(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """All that an error says, in one line that a terminal can show; what is very long is cut."""
-    line = " ".join(said(error).split())
-    line = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _cut(word[0], LONGEST_WORD), line)
-    line = printable(_cut(line, LONGEST))
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        line += "; give a shorter one"
-    return line
+    line = re.sub(r"\S{300,}", lambda word: _cut(word[0], 300), " ".join(said(error).split()))
+    too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+    return printable(_cut(line, 2000)) + ("; give a shorter one" if too_long else "")
 
 
 def is_usage(error: BaseException) -> bool:
@@ -76,10 +71,7 @@ def printable(text: str) -> str:
 
 
 def refuse_idle(given: Mapping[str, str], needs: Mapping[str, Iterable[str]], facts: Mapping[str, str | None]) -> None:
-    """Refuse what was `given`, in the user's words by name, and would be ignored.
-
-    One of what a name `needs` must hold, if it is listed there; `facts` say why one does not, or None where it does.
-    """
+    """Refuse what was `given`, by name, if none of what it `needs` holds; `facts` say why not, None if it does."""
     for name, words in given.items():
         wanted = list(needs.get(name, ()))
         if wanted and all(facts.get(one, "") is not None for one in wanted):
@@ -105,14 +97,12 @@ def nearest(name: object, known: Iterable[str], count: int = 1, alike: float = 0
 
 def did_you_mean(name: object, known: Iterable[str], alike: float = 0.5) -> str:
     """A question for the middle of an error, with a space behind; nothing if no known name is like the given one."""
-    near = nearest(name, known, alike=alike)
-    return f"did you mean {near[0]!r}? " if near else ""
+    return "".join(f"did you mean {one!r}? " for one in nearest(name, known, alike=alike))
 
 
 def unknown(what: str, name: object, known: Collection[str]) -> UsageError:
     """The error that says that a name is not known, which one may be meant, and all that are known."""
-    hint = did_you_mean(name, known)
-    return UsageError(f"unknown {what} {name!r}; {hint}expected one of {', '.join(known)}")
+    return UsageError(f"unknown {what} {name!r}; {did_you_mean(name, known)}expected one of {', '.join(known)}")
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
@@ -127,10 +117,10 @@ def check_number(name: str, value: object) -> None:
         raise ValueError(f"{name}={value!r} is no finite number; give one, e.g. 0.5")
 
 
-def _refused(text: str) -> str | None:
-    """What torch will not unpickle; None if the text is not the page on which it says so."""
+def _refused(text: str) -> str:
+    """Of the page on which torch says that it will not unpickle something, what that is; any other text as it is."""
     if "Weights only load failed" not in text and "WeightsUnpickler error" not in text:
-        return None
+        return text
     if found := re.search(r"GLOBAL (\S+)", text):
         return f"it holds a {found[1]}, which could run code"
     found = re.search(r"WeightsUnpickler error:\s*(.+)", text)

@@ -19,10 +19,7 @@ KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 
 def odd_kind(path: str | Path) -> str | None:
-    """What a path is, such as "a pipe", if it is there and no regular file; links are followed.
-
-    To open a pipe waits for somebody who writes into it, and /dev/zero has no end: whoever reads a given file asks.
-    """
+    """What a path is, such as "a pipe", which may never end or begin, if it is there and no regular file."""
     with suppress(OSError, ValueError):  # not there, or no path at all: whoever opens it has the words for that
         return KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     return None
@@ -30,8 +27,7 @@ def odd_kind(path: str | Path) -> str | None:
 
 def refuse_odd(path: str | Path) -> None:
     """Refuse data that is neither a file nor a folder, but a pipe or the like: it may never end, or never begin."""
-    kind = odd_kind(path)
-    if kind not in (None, "a folder"):
+    if (kind := odd_kind(path)) not in (None, "a folder"):
         raise ValueError(f"{path} is {kind}, not a file or folder; give the path of a file, or write it into one")
 
 
@@ -49,10 +45,7 @@ def check_regular(path: str | Path, most: int | None = None) -> None:
 
 @contextmanager
 def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, None, None]:
-    """Another name to write to. The file gets its own name once that has succeeded, and is as it was otherwise.
-
-    If `durable`, first wait until the content is on the disk: what has to survive a loss of power.
-    """
+    """Another name to write to; the file gets its own once that has succeeded, and if `durable` is on the disk."""
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -68,11 +61,7 @@ def whole_file(path: str | Path, *, durable: bool = False) -> Generator[Path, No
 
 @contextmanager
 def whole_folder(folder: str | Path, *, replace: bool = False, durable: bool = False) -> Generator[Path, None, None]:
-    """Another folder to write to. It becomes `folder` once that has succeeded; else nothing changes.
-
-    What is in `folder` by then may go with `replace`; otherwise it has to be new or empty, and an OSError says if not.
-    If `durable`, first wait until the content is on the disk.
-    """
+    """Another folder to write to; it becomes `folder`, which has to be new or empty or may go with `replace`."""
     folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
@@ -97,17 +86,16 @@ def whole_folder(folder: str | Path, *, replace: bool = False, durable: bool = F
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def check_writable(path: str | Path | None) -> None:
-    """Refuse an output file before the work, not after it; None and "-", the standard output, are fine."""
-    if path is None or path == "-":
-        return
-    folder = Path(path).resolve().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(folder)!r}; create it first")
-    if Path(path).is_dir():
-        raise ValueError(f"cannot write {str(path)!r}: it is a folder; give the name of a file in it")
-    if not os.access(path if Path(path).exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
-        raise ValueError(f"cannot write {str(path)!r}: permission denied; choose another folder")
+def check_writable(*paths: str | Path | None) -> None:
+    """Refuse output files before the work, not after it; None and "-", the standard output, are fine."""
+    for path in (Path(path) for path in paths if path is not None and path != "-"):
+        cannot, folder = f"cannot write {str(path)!r}", path.resolve().parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{cannot}: there is no folder {str(folder)!r}; create it first")
+        if path.is_dir():
+            raise ValueError(f"{cannot}: it is a folder; give the name of a file in it")
+        if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+            raise ValueError(f"{cannot}: permission denied; choose another folder")
 
 
 def check_creatable(folder: str | Path) -> None:
@@ -130,9 +118,8 @@ def check_new_folder(out: str | None, usual: str) -> Path | None:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed processes have left of whole files; nobody else may be writing there."""
-    for path in folder.glob(".*.part"):
-        if path.is_file():
-            path.unlink(missing_ok=True)
+    for path in filter(Path.is_file, folder.glob(".*.part")):
+        path.unlink(missing_ok=True)
 
 
 def write_text(text: str, path: str | Path, *, durable: bool = False) -> None:

@@ -1,7 +1,4 @@
-"""Options: what can be asked of a command, declared once, as the fields of its Request.
-
-The command line, `--config` files and Python read the same fields, so this module needs nothing that is slow to import.
-"""
+"""Options: what can be asked of a command, declared once as fields of its Request; imports nothing that is slow."""
 
 import json
 import math
@@ -58,27 +55,15 @@ class Setting:
     default: Any
     how: Option
 
-    @property
-    def flag(self) -> str:
-        """The option on the command line; `class_` is --class, a word that Python keeps for itself."""
-        return flag(self.name)
+    flag = property(lambda self: flag(self.name))  # on the command line
+    required = property(lambda self: self.default is MISSING)
+    plural = property(lambda self: get_origin(self.kind) is tuple)
+    pairs = property(lambda self: get_origin(self.kind) is Mapping)
 
     @property
     def called(self) -> str:
         """What messages call it: DATA, or --size."""
         return (self.how.metavar or self.name.upper()) if self.how.positional else self.flag
-
-    @property
-    def required(self) -> bool:
-        return self.default is MISSING
-
-    @property
-    def plural(self) -> bool:
-        return get_origin(self.kind) is tuple
-
-    @property
-    def pairs(self) -> bool:
-        return get_origin(self.kind) is Mapping
 
     def read(self, given: Any) -> Any:
         """The value that was meant by a text, a value from YAML or a Python object; a UsageError if it cannot be."""
@@ -90,20 +75,17 @@ class Setting:
         return value
 
     def _converted(self, given: Any) -> Any:
-        if self.pairs:
-            return self._pairs(given)
-        if not self.plural:
-            return self._one(self.kind, given)
+        if self.pairs or not self.plural:
+            return self._pairs(given) if self.pairs else self._one(self.kind, given)
         kind, given = get_args(self.kind)[0], self.how.read(given) if self.how.read else given
         words = [given]
         if not isinstance(given, str) and isinstance(given, Iterable):
             words = list(given)
         elif isinstance(given, str) and not self.how.positional:
             words = [word.strip() for word in given.split(",") if word.strip()]
-            if not words and given.strip():
-                raise UsageError(f"{self.called} {given!r} names nothing; expected names joined by commas")
             if not words:
-                raise UsageError(f"{self.called} is empty; expected {self.how.help}")
+                nothing = f"{given!r} names nothing; expected names joined by commas"
+                raise UsageError(f"{self.called} {nothing if given.strip() else f'is empty; expected {self.how.help}'}")
         return tuple(self._one(kind, os.fspath(one) if isinstance(one, os.PathLike) else one) for one in words)
 
     def _one(self, kind: Any, given: Any) -> Any:
@@ -164,10 +146,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user asks of a command: each command has a subclass, called Request, whose fields are its options.
-
-    Values are converted and checked when a Request is made; a UsageError says what is wrong with one.
-    """
+    """What a user asks of a command: the fields of a subclass, Request, converted and checked when it is made."""
 
     verb: ClassVar[str] = ""  # the function of `broadsight` that takes it, or the command where there is none
     # Names of the options that the user has named; by default those that differ from their defaults.
@@ -185,11 +164,8 @@ class Options:
                 given.add(name)
         object.__setattr__(self, "given", frozenset(given))
         if not self.command:
-            shown = []
-            for name, one in self.settings().items():
-                if name in self.given:
-                    text = repr(_plain(getattr(self, name)))
-                    shown.append(text if one.how.positional else f"{name}={text}")
+            named = {name: "" if one.how.positional else f"{name}=" for name, one in self.settings().items()}
+            shown = [f"{before}{_plain(getattr(self, name))!r}" for name, before in named.items() if name in given]
             object.__setattr__(self, "command", f"broadsight.{self.verb}({', '.join(shown)})")
 
     @classmethod
@@ -219,9 +195,8 @@ class Options:
         named = dict(zip(names, values, strict=False))
         if twice := named.keys() & options.keys():
             raise UsageError(f"{twice.pop()} is given twice; give it once")
-        missing = next((one for one in known.values() if one.required and one.name not in {**named, **options}), None)
-        if missing is not None:
-            raise UsageError(f"{missing.name} is missing: {missing.how.help}")
+        if missing := [one for one in known.values() if one.required and one.name not in {**named, **options}]:
+            raise UsageError(f"{missing[0].name} is missing: {missing[0].how.help}")
         return cls(**named, **options, given=frozenset({*named, *options}))
 
     def refuse_ignored(self, facts: Mapping[str, str | None]) -> None:
@@ -231,9 +206,8 @@ class Options:
 
     def refuse_all(self, but: Iterable[str], why: str) -> None:
         """Refuse every option that is given, except those named in `but`."""
-        for name, setting in self.settings().items():
-            if name in self.given and name not in but:
-                raise UsageError(f"{setting.called}: {why}; leave it out")
+        if idle := [one.called for name, one in self.settings().items() if name in self.given and name not in but]:
+            raise UsageError(f"{idle[0]}: {why}; leave it out")
 
     def as_json(self) -> dict[str, Any]:
         """All options by name, as JSON can hold them: a run that is open by its name."""
@@ -241,7 +215,7 @@ class Options:
 
 
 def flag(name: str) -> str:
-    """The option of a field on the command line."""
+    """The option of a field on the command line; of `class_` --class, a word that Python keeps for itself."""
     return "--" + name.removesuffix("_").replace("_", "-")
 
 
@@ -276,9 +250,8 @@ def value_of(text: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    if isinstance(value, (str, int, float, dict, type(None))):
-        return value
-    return str(getattr(value, "source", value))
+    known = isinstance(value, (str, int, float, dict, type(None)))
+    return value if known else str(getattr(value, "source", value))
 
 
 def _short(value: float) -> str:

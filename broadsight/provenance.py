@@ -24,9 +24,11 @@ def machine() -> dict[str, Any]:
     """The computer that something is measured on: system, processor, cores and threads."""
     import torch
 
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return {
         "system": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": name or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -47,18 +49,12 @@ def versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """Commit of the checkout this file belongs to, ending in -dirty if changed; None for an installed package."""
-    here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
         # an environment may lie inside some other project's repository, whose commit says nothing about us
-        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True, timeout=10)
+        ours = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+        subprocess.run(ours, check=True, capture_output=True, timeout=10)
         describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         return subprocess.run(describe, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return name or platform.processor() or platform.machine()

@@ -14,9 +14,7 @@ torch.set_num_threads(1)  # for fixtures of a module too, which run before the o
 
 # Files are shared out to the processes in this order. The longest first, or one process waits for the other at the end.
 LONGEST = "verify distributed pooling resume compile_export registry broadcasting docs map cli released_map recipes"
-LONGEST += (
-    " run_folder fusion pyramid synchronise processes macs benchmark dense_training dense_commands stages training"
-)
+LONGEST += " run_folder fusion pyramid synchronise processes macs dense_training dense_commands stages training"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

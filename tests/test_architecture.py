@@ -23,12 +23,6 @@ DETECTOR += ["--batch", "4", "--no-report", *SMALL, "--out", "detector"]
 POOL = dict(groups=2, dim=16, heads=2, mlp_dim=32)
 
 
-def walk_of(title: str) -> list[str]:
-    """The files of a walk, in order."""
-    section = TEXT.split(f"### {title}\n")[1].split("\n### ")[0]
-    return re.findall(r"`([\w/]+\.py)`", section)
-
-
 def entered(call: Callable[[], object]) -> list[str]:
     """Files of the package in the order in which their functions are first called."""
     found: dict[str, None] = {}
@@ -48,6 +42,15 @@ def entered(call: Callable[[], object]) -> list[str]:
     return list(found)
 
 
+WALKS: dict[str, Callable[[], object]] = {
+    "Train a classifier": lambda: main([*RUN, "--out", "run"]),
+    "Train a detector": lambda: main(DETECTOR),
+    "Predict": lambda: main(["predict", "run", "images", "--csv", "all.csv", *SMALL]),
+    "Swap the pooling": lambda: broadsight.swap_pool("test_resnet", "map", pretrained=False, **POOL),
+    "Export in int8": lambda: main(["export", "run", "--int8", "--calibration-images", "8", "--max-drop", "100"]),
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("walks")
@@ -55,23 +58,13 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def walks(folder: Path) -> dict[str, Callable[[], object]]:
-    return {
-        "Train a classifier": lambda: main([*RUN, "--out", "run"]),
-        "Train a detector": lambda: main(DETECTOR),
-        "Predict": lambda: main(["predict", "run", "images", "--csv", "all.csv", *SMALL]),
-        "Swap the pooling": lambda: broadsight.swap_pool("test_resnet", "map", pretrained=False, **POOL),
-        "Export in int8": lambda: main(["export", "run", "--int8", "--calibration-images", "8", "--max-drop", "100"]),
-    }
-
-
-@pytest.mark.parametrize("title", walks(Path()))
+@pytest.mark.parametrize("title", WALKS)
 def test_walk__passes_the_files_in_order(title, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    files = walk_of(title)
+    files = re.findall(r"`([\w/]+\.py)`", TEXT.split(f"### {title}\n")[1].split("\n### ")[0])
     for file in files:  # what is called while a module is imported is no part of the walk
         import_module("broadsight." + file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
-    passed = entered(walks(folder)[title])
+    passed = entered(WALKS[title])
     assert len(files) == len(set(files)) > 5
     assert [file for file in passed if file in files] == files
 

@@ -80,10 +80,13 @@ def test_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "speed.png").stat().st_size > 1000
 
 
-def test_make_targets_of_the_readme_exist():
+def test_make_targets_of_the_readme_and_links_between_documents_lead_somewhere():
     named = re.findall(r"^make (\S+)", "\n".join(blocks("README.md", "bash")), re.MULTILINE)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert named and set(named) <= set(targets)
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text("utf-8")):
+            assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
 
 
 # The sizes are counted anew in test_verify, against the papers; that the tables say the same can wait.
@@ -93,9 +96,3 @@ def test_generated_tables_are_current(monkeypatch, capsys, options):
     with pytest.raises(SystemExit) as done:
         runpy.run_path(str(ROOT / "docs" / "generate.py"), run_name="__main__")
     assert done.value.code == 0, capsys.readouterr().out
-
-
-def test_links_between_documents_lead_somewhere():
-    for document in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text("utf-8")):
-            assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"

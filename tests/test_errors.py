@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from broadsight.errors import UsageError, check_arguments, first_line, is_usage, one_line, printable, refuse_idle
+from tests.refusals import refused
 
 
 class Broken(torch.utils.data.Dataset):
@@ -41,12 +42,16 @@ def test_one_line__of_a_worker_is_its_cause(error, said):
     assert one_line(raised.value) == said and first_line(raised.value) == said.replace(" is odd", "")
 
 
-def test_one_line__of_a_chain_is_its_end():
+def test_one_line__of_a_chain_is_its_end_bounded_and_names_lengths():
     text = "Caught OSError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
     text += '  File "a.py", line 1\n    x()\nKeyError: 1\n\n'
     text += "During handling of the above exception, another occurred:\n\n"
     text += 'Traceback (most recent call last):\n  File "b.py", line 2\n    y()\n    ^^^\nOSError: no space left\n'
     assert one_line(OSError(text)) == "no space left"
+    assert "(10,000 characters)" in one_line(ValueError("a" * 10_000)) and len(one_line(ValueError("a" * 10_000))) < 400
+    assert len(one_line(ValueError("many words " * 9999))) < 2200
+    assert one_line(OSError(errno.ENAMETOOLONG, "File name too long", "x")).endswith("'x'; give a shorter one")
+    assert printable("grün\n\udcff") == "grün\\n\\xff"
 
 
 @pytest.mark.parametrize(
@@ -76,45 +81,26 @@ def test_one_line__never_advises_to_run_what_a_pickle_holds(tmp_path):
                 assert "weights_only" not in line and "trusted" not in line and line
 
 
-def test_one_line__is_bounded_and_names_lengths():
-    assert "(10,000 characters)" in one_line(ValueError("a" * 10_000)) and len(one_line(ValueError("a" * 10_000))) < 400
-    assert len(one_line(ValueError("many words " * 9999))) < 2200
-    assert one_line(OSError(errno.ENAMETOOLONG, "File name too long", "x")).endswith("'x'; give a shorter one")
-    assert printable("grün\n\udcff") == "grün\\n\\xff"
-
-
-USAGE = [ValueError(), UsageError(), FileNotFoundError("x"), ImportError("run: pip install x")]
-USAGE += [
-    OSError(errno.ENAMETOOLONG, "x"),
-    IsADirectoryError(errno.EISDIR, "x"),
-    NotADirectoryError(errno.ENOTDIR, "x"),
-]
-USAGE += [PermissionError(errno.EACCES, "x")]
-OTHERS = [OSError(errno.ENOSPC, "x"), OSError(errno.EIO, "x"), ImportError("x"), RuntimeError(), MemoryError()]
-
-
 def test_is_usage():
-    assert all(map(is_usage, USAGE)) and not any(map(is_usage, OTHERS))
+    usage = [ValueError(), UsageError(), FileNotFoundError("x"), ImportError("run: pip install x")]
+    usage += [OSError(number, "x") for number in (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EACCES)]
+    others = [OSError(errno.ENOSPC, "x"), OSError(errno.EIO, "x"), ImportError("x"), RuntimeError(), MemoryError()]
+    assert all(map(is_usage, usage)) and not any(map(is_usage, others))
 
 
-def test_refuse_idle():
+def test_refuse_idle_and_check_arguments():
     needs = {"bins": ("classifiers",), "flip": ("dense runs", "scenes")}
     facts = {"classifiers": "this is a detector", "dense runs": None}
     refuse_idle({"flip": "--flip", "other": "--other"}, needs, facts)
-    with pytest.raises(UsageError, match=r"^--bins is for classifiers; this is a detector; leave it out$"):
-        refuse_idle({"bins": "--bins"}, needs, facts)
-    with pytest.raises(UsageError, match=r"^--flip is for dense runs or scenes; which is not so here; leave it out$"):
-        refuse_idle({"flip": "--flip"}, needs, {})
+    words = "^--bins is for classifiers; this is a detector; leave it out$"
+    refused(words, refuse_idle, {"bins": "--bins"}, needs, facts, error=UsageError)
+    words = "^--flip is for dense runs or scenes; which is not so here; leave it out$"
+    refused(words, refuse_idle, {"flip": "--flip"}, needs, {}, error=UsageError)
 
-
-def test_check_arguments():
     def function(model, kind, *, branch="mlp", **more):
         pass
 
-    check_arguments(function, ["branch"], "--broadcast-args", ["model", "kind"])
-    with pytest.raises(
-        UsageError, match=r"^--broadcast-args brunch: there is no such argument; did you mean 'branch'\?$"
-    ):
-        check_arguments(function, ["brunch"], "--broadcast-args", ["model", "kind"])
-    with pytest.raises(UsageError, match=r"^--broadcast-args kind: there is no such argument; known are branch$"):
-        check_arguments(function, ["kind"], "--broadcast-args", ["model", "kind"])
+    check_arguments(function, ["branch"], "--args", ["model", "kind"])
+    for name, hint in dict(brunch=r"did you mean 'branch'\?", kind="known are branch").items():
+        words = f"^--args {name}: there is no such argument; {hint}$"
+        refused(words, check_arguments, function, [name], "--args", ["model", "kind"], error=UsageError)

@@ -74,10 +74,7 @@ def test_whole_folder__and_what_is_unfinished_goes(tmp_path):
     with whole_folder(tmp_path / "new" / "one", replace=True, durable=True) as unfinished:
         (unfinished / "another").touch()
     assert [path.name for path in (tmp_path / "new" / "one").iterdir()] == ["another"]
-
-
-def test_remove_unfinished(tmp_path):
     for name in (".a.0.part", "a", ".b"):
         (tmp_path / name).touch()
     remove_unfinished(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".b", "a"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b", "a", "new"]

@@ -13,9 +13,7 @@ RANK = {room.strip(): rank for rank, rooms in enumerate(ARROWS.split("→")) for
 # Imported by all, they import none of the rooms.
 EVERYBODYS = {"errors": -4, "options": -3, "files": -3, "provenance": -3, "visual": -2}
 ROOT = Path(broadsight.__file__).parent
-FILES = [
-    path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or path.stem.strip("_") not in ("init", "main")
-]
+FILES = sorted({*ROOT.rglob("*.py")} - {ROOT / "__init__.py", ROOT / "__main__.py"})
 
 
 def imported(path: Path) -> list[str]:
@@ -30,26 +28,19 @@ def imported(path: Path) -> list[str]:
     return found
 
 
-def room(name: str) -> str:
-    return name.split(".")[1]
-
-
 def test_imports__point_one_way():
     rank = {**RANK, **EVERYBODYS, "__version__": -9, "lazy": -9}
     wrong = []
     for path in FILES:
         mine = path.relative_to(ROOT).with_suffix("").parts[0]
-        theirs = {room(name) for name in imported(path) if name.startswith("broadsight.")} - {mine}
+        theirs = {name.split(".")[1] for name in imported(path) if name.startswith("broadsight.")} - {mine}
         wrong += [f"{path.relative_to(ROOT)}: {one}" for one in sorted(theirs) if rank[one] > rank[mine]]
     assert wrong == []
 
 
-def test_layers__know_no_registry():
+def test_timm__layers_know_no_registry_and_one_file_alone_private_modules():
     for path in (ROOT / "layers").rglob("*.py"):
         assert all(name.startswith("timm.layers.") for name in imported(path) if name.startswith("timm")), path
-
-
-def test_timm__private_modules_in_one_file_alone():
     private = {p.name for p in FILES for name in imported(p) if name.startswith("timm.") and "._" in name}
     assert private == {"_backbone.py"}
 

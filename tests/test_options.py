@@ -11,6 +11,7 @@ from broadsight.cli.main import COMMANDS
 from broadsight.cli.parser import request_of
 from broadsight.errors import UsageError
 from broadsight.options import Options, option, value_of
+from tests.refusals import refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +33,6 @@ class Request(Shared):
     kind: Literal["cake", "tart"] = option("cake", "what it is")
     cold: bool = option(False, "whether it is served cold")
     extra: Mapping[str, Any] = option(dict, "anything else", read=value_of)
-
-
-def refusal(**options: Any) -> str:
-    with pytest.raises(UsageError) as caught:
-        Request("apple", **options)
-    return str(caught.value)
 
 
 def test_values__from_texts_as_from_python():
@@ -74,44 +69,38 @@ def test_values__from_texts_as_from_python():
     ],
 )
 def test_values__refused_in_one_line(options, words):
-    said = refusal(**options)
-    assert words in said and "\n" not in said
+    assert words in refused("", Request, "apple", error=UsageError, **options)
 
 
 def test_asked__names_what_is_wrong_with_a_call():
     assert Request.asked("apple", "Ann", eggs=1) == Request("apple", ("Ann",), eggs=1)
-    for call, words in (
-        (lambda: Request.asked("apple", egs=1), "there is no option 'egs'; did you mean 'eggs'?"),
-        (lambda: Request.asked(), "recipe is missing: name of a recipe"),
-        (lambda: Request.asked("apple", "Ann", 3), "3 arguments without a name; expected recipe, guests"),
-        (lambda: Request.asked("apple", recipe="pear"), "recipe is given twice"),
+    for values, options, words in (
+        (("apple",), dict(egs=1), r"there is no option 'egs'; did you mean 'eggs'\?"),
+        ((), {}, "recipe is missing: name of a recipe"),
+        (("apple", "Ann", 3), {}, "3 arguments without a name; expected recipe, guests"),
+        (("apple",), dict(recipe="pear"), "recipe is given twice"),
     ):
-        with pytest.raises(UsageError) as caught:
-            call()
-        assert words in str(caught.value)
+        refused(words, Request.asked, *values, error=UsageError, **options)
 
 
-def test_given__is_what_was_named_or_differs():
+def test_given_and_command__are_what_was_named_or_differs():
     assert Request("apple").given == {"recipe"}
     assert Request("apple", eggs=3).given == {"recipe"} and Request("apple", eggs=4).given == {"recipe", "eggs"}
     assert Request.asked("apple", eggs=3).given == {"recipe", "eggs"}  # named, though it is so anyway
     assert replace(Request.asked("apple", eggs=3), sugar=2).given == {"recipe", "eggs", "sugar"}
+    assert Request("apple", ["Ann"], eggs=1).command == "broadsight.bake('apple', ['Ann'], eggs=1)"
+    assert Request("apple", command="cake apple").command == "cake apple"
+    assert Request("apple", ["Ann"]).as_json()["guests"] == ["Ann"]
 
 
 def test_ignored__is_refused_with_the_reason():
     facts = {"cakes of several layers": "this one is flat"}
     Request("apple").refuse_ignored(facts)
-    with pytest.raises(UsageError, match="--layers is for cakes of several layers; this one is flat; leave it out"):
-        Request("apple", layers=3).refuse_ignored(facts)
+    words = "--layers is for cakes of several layers; this one is flat; leave it out"
+    refused(words, Request("apple", layers=3).refuse_ignored, facts, error=UsageError)
     Request("apple", layers=3).refuse_ignored({"cakes of several layers": None})
-    with pytest.raises(UsageError, match="--eggs: nothing is baked; leave it out"):
-        Request("apple", eggs=1).refuse_all(("recipe",), "nothing is baked")
-
-
-def test_command__is_the_call_unless_it_was_typed():
-    assert Request("apple", ["Ann"], eggs=1).command == "broadsight.bake('apple', ['Ann'], eggs=1)"
-    assert Request("apple", command="cake apple").command == "cake apple"
-    assert Request("apple", ["Ann"]).as_json()["guests"] == ["Ann"]
+    words = "--eggs: nothing is baked; leave it out"
+    refused(words, Request("apple", eggs=1).refuse_all, ("recipe",), "nothing is baked", error=UsageError)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

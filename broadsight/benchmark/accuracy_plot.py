@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import timm
 import yaml
@@ -16,9 +16,6 @@ from ..visual.plots import PALETTE, new_figure, save
 from .candidates import name_and_size
 from .report import headline, is_int8
 from .run import Report, Row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NAMES = {"stvit": "STViT", "emsnet": "EMSNet", "mat": "MAT", "partialformer": "PartialFormer", "map": "MAP"}
 NAMES["context_broadcast"] = "context broadcasting"
@@ -63,21 +60,12 @@ class Point:
     model: str
     published: Published
     row: Row
-
-    @property
-    def family(self) -> str:
-        return NAMES.get(self.published.family, self.published.family)
-
-    @property
-    def at(self) -> tuple[float, float]:
-        return self.row.wall_ms.median, self.published.top1
+    family = property(lambda self: NAMES.get(self.published.family, self.published.family))
+    at = property(lambda self: (self.row.wall_ms.median, self.published.top1))
 
 
 def points(reports: Sequence[Report], runtimes: Sequence[str] | None = None) -> tuple[list[Point], list[str]]:
-    """The fastest row of every model, and names of those without a published figure at the size they were timed at.
-
-    `runtimes` are those that count; by default all that compute in float: the accuracy of int8 is not published.
-    """
+    """The fastest row of every model, by default in float, and the names of those without a figure at their size."""
     fastest: dict[str, Point] = {}
     missing: dict[str, None] = {}
     for report in reports:
@@ -110,10 +98,26 @@ def plot(reports: Sequence[Report], path: str | Path) -> None:
         shown["the fastest runtime of each"] = best
     shown = {title: found for title, found in shown.items() if found}
     figure, panels = new_figure(path, 11, 7.2 * len(shown) + 0.8, rows=len(shown))
-    styles = _styles([point for found in shown.values() for point in found])
+    ours, others = (
+        sorted({one.family for found in shown.values() for one in found if one.published.ours == own})
+        for own in (True, False)
+    )
+    styles: dict[str, dict[str, Any]] = {}  # ours in colours, the others in grey and behind them
+    for i, name in enumerate(ours):
+        styles[name] = dict(color=PALETTE[i % len(PALETTE)], marker="o", markersize=8, zorder=3, linewidth=0.9)
+    for i, name in enumerate(others):
+        styles[name] = dict(color="#777777", marker=MARKS[i % len(MARKS)], markersize=6, zorder=2, linewidth=0.4)
     for panel, (title, found) in zip(panels, shown.items(), strict=True):
-        _draw(panel, found, styles)
-        panel.set_title(title, fontsize=11)
+        for family, style in styles.items():
+            mine = sorted(point.at for point in found if point.family == family)
+            x, y = [at[0] for at in mine], [at[1] for at in mine]
+            panel.plot(x, y, linestyle="" if family in MIXED else "-", label=family, **style)
+        panel.set(title=title, xscale="log", ylabel="published top-1, %")
+        panel.margins(x=0.1, y=0.08)
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter("{x:g}")
+        panel.tick_params(axis="x", which="minor", labelsize=7)
+        panel.grid(True, which="both", alpha=0.25)
     settings = reports[0].settings
     panels[-1].set_xlabel(f"latency, ms per batch of {settings.batch} (less is better)")
     handles, labels = panels[-1].get_legend_handles_labels()
@@ -124,40 +128,14 @@ def plot(reports: Sequence[Report], path: str | Path) -> None:
     save(figure, path)
 
 
-def _styles(found: Sequence[Point]) -> dict[str, dict[str, Any]]:
-    """Colour and mark of every family: ours in colours, the others in grey and behind them."""
-    ours, others = (sorted({one.family for one in found if one.published.ours == own}) for own in (True, False))
-    styles: dict[str, dict[str, Any]] = {}
-    for i, name in enumerate(ours):
-        styles[name] = dict(color=PALETTE[i % len(PALETTE)], marker="o", markersize=8, zorder=3, linewidth=0.9)
-    for i, name in enumerate(others):
-        styles[name] = dict(color="#777777", marker=MARKS[i % len(MARKS)], markersize=6, zorder=2, linewidth=0.4)
-    return styles
-
-
-def _draw(panel: "Axes", found: Sequence[Point], styles: dict[str, dict[str, Any]]) -> None:
-    for family, style in styles.items():
-        mine = sorted(point.at for point in found if point.family == family)
-        x, y = [at[0] for at in mine], [at[1] for at in mine]
-        panel.plot(x, y, linestyle="" if family in MIXED else "-", label=family, **style)
-    panel.set(xscale="log", ylabel="published top-1, %")
-    panel.margins(x=0.1, y=0.08)
-    panel.xaxis.set_major_formatter("{x:g}")
-    panel.xaxis.set_minor_formatter("{x:g}")
-    panel.tick_params(axis="x", which="minor", labelsize=7)
-    panel.grid(True, which="both", alpha=0.25)
-
-
-def _label(panel: "Axes", found: Sequence[Point]) -> None:
+def _label(panel: Any, found: Sequence[Point]) -> None:
     """Write a name beside every point, where it covers no other name or point if there is such a place."""
-    figure: Any = panel.figure
-    figure.draw_without_rendering()  # positions are known from here on
+    panel.figure.draw_without_rendering()  # positions are known from here on
     where = [panel.transData.transform(point.at) for point in found]
     taken: list[Any] = []
     for point, own in zip(found, where, strict=True):
-        look: dict[str, Any] = dict(fontsize=6, color="#444444")
-        if point.published.ours:
-            look = dict(fontsize=6.5, color="black", fontweight="bold")
+        plain, bold = dict(fontsize=6, color="#444444"), dict(fontsize=6.5, color="black", fontweight="bold")
+        look: dict[str, Any] = bold if point.published.ours else plain
         tried: list[tuple[int, Any, Any]] = []
         for dx, dy in OFFSETS:
             arrow = {"arrowstyle": "-", "linewidth": 0.4, "color": "#999999"} if max(abs(dx), abs(dy)) > 12 else None

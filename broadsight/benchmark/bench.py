@@ -15,8 +15,7 @@ from .settings import Settings
 
 def settings_of(request: Request) -> Settings:
     """What is measured; a ValueError if it cannot be."""
-    names = [one.name for one in fields(Settings)]
-    asked: dict[str, Any] = {name: getattr(request, name) for name in names if hasattr(request, name)}
+    asked: dict[str, Any] = {one.name: getattr(request, one.name, one.default) for one in fields(Settings)}
     asked |= dict(size=request.sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
     return Settings(**asked)
 

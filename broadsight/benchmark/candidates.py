@@ -125,10 +125,9 @@ def build(
                     made.append(Contender(name, runtime, form, macs[name], *calls, variant, size, weights))
                     continue
                 assert artefacts is not None
-                opened = artefacts.open(runtime, model, name, inputs[0])
-                calls = (lambda run=opened.run: torch.from_numpy(run())), opened.run
-                exported = opened.path, opened.difference
-                made.append(Contender(name, runtime, model, macs[name], *calls, variant, size, *exported))
+                run, path, difference = artefacts.open(runtime, model, name, inputs[0])
+                calls = (lambda run=run: torch.from_numpy(run())), run
+                made.append(Contender(name, runtime, model, macs[name], *calls, variant, size, path, difference))
         return made
 
 
@@ -149,7 +148,9 @@ def _calls(
     model: nn.Module, runtime: str, inputs: tuple[Tensor, ...], labels: Tensor, grouped: bool
 ) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """What runs a torch model forward, in training with its loss, and what is timed of it."""
-    run, loss = _compiled(model) if runtime == "compile" else model, MultiTokenLoss("bce")
+    # dynamic=False: having seen another shape first, torch would otherwise time slower shape-generic kernels
+    run = torch.compile(model, dynamic=False) if runtime == "compile" else model
+    loss = MultiTokenLoss("bce")
 
     def forward() -> Tensor:
         if not model.training:
@@ -169,16 +170,10 @@ def _calls(
     return forward, train if model.training else infer
 
 
-def _compiled(model: nn.Module) -> Callable[..., Any]:
-    # dynamic=False: having seen another shape first, torch would otherwise time slower shape-generic kernels
-    return torch.compile(model, dynamic=False)
-
-
 def create(variant: Variant, settings: Settings) -> Any:
-    """The model with seeded random weights, built for the size if it is tied to one; refuses what the settings cannot
-    be applied to."""
+    """The model with seeded random weights, built for the size if it is tied to one, if the settings apply to it."""
     name, pool = variant.name, variant.pool
-    cfg = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    cfg: Any = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     tied = cfg is not None and cfg.fixed_input_size and tuple(cfg.input_size[1:]) != settings.size
     height, width = settings.size
     side = height if height == width else (height, width)  # a few models take a single number only
@@ -193,7 +188,7 @@ def create(variant: Variant, settings: Settings) -> Any:
         create = timm.create_model if pool is None else create_backbone
         model: Any = create(name, num_classes=CLASSES, **options)
     except Exception as error:
-        if tied and cfg is not None:
+        if tied:
             made_for = "{}x{}, use that size".format(*cfg.input_size[1:])
             raise ValueError(f"{name} cannot be built for {height}x{width}; it is made for {made_for}") from error
         with blame(name, "being built"):
@@ -202,10 +197,9 @@ def create(variant: Variant, settings: Settings) -> Any:
         model = swap_pool(model, pool, img_size=options.get("img_size"))
     if variant.broadcast != "none":
         add_context_broadcast(model, variant.broadcast, image_size=options.get("img_size"))
-    pooled = isinstance(model, PooledModel)
-    if settings.head_only and not pooled:
+    if settings.head_only and not isinstance(model, PooledModel):
         raise ValueError(f"{name} has no pool of ours to run alone; choose one (--pool map), or name a map_* model")
-    if settings.light and not pooled:
+    if settings.light and not isinstance(model, PooledModel):
         raise ValueError(f"{name} has no light form; only models under 'map' have one")
     if settings.against is not None and not isinstance(model.head, MultiTokenPool):
         raise ValueError(f"{variant} has no groups of tokens to compare; expected 'map', 'ga' or 'cap'")
@@ -229,8 +223,7 @@ def _rebuilt(pool: MultiTokenPool, rival: type[nn.Module]) -> nn.Module:
     from ..weights.released_stvit import load_release
 
     block: Any = pool.blocks[0]
-    mlp, gram = block.mlp, pool.gram
-    same = ("level", "dim", "groups", "tokens", "mean_token", "light")
+    mlp, gram, same = block.mlp, pool.gram, ("level", "dim", "groups", "tokens", "mean_token", "light")
     arguments: dict[str, Any] = {name: getattr(pool, name) for name in same}
     arguments |= dict(gram=gram is not None, gram_dim=None, gram_groups=1, attn_dim=block.q.out_features)
     if gram is not None:
@@ -254,9 +247,8 @@ def _check_agreement(theirs: nn.Module, ours: nn.Module, inputs: tuple[Tensor, .
         if expected is not None:
             error, largest = (came - expected).abs().max().item(), expected.abs().max().item()
             if not error <= AGREEMENT[settings.dtype] * largest:  # true for NaN
-                raise ValueError(
-                    f"outputs differ by up to {error:.2g} (the largest is {largest:.2g}) from {settings.against}"
-                )
+                off = f"by up to {error:.2g} (the largest is {largest:.2g})"
+                raise ValueError(f"outputs differ {off} from {settings.against}")
 
 
 @contextmanager

@@ -1,10 +1,4 @@
-"""The cost of a cold start: a fresh process loads one artefact and answers once.
-
-    python -m broadsight.benchmark.cold_start < REQUEST
-
-The request is JSON, and so is the one line of the answer. Importing libraries is the same for every model, and is
-timed separately.
-"""
+"""The cost of a cold start: a fresh process loads one artefact and answers once; importing libraries is apart."""
 
 import importlib
 import json
@@ -104,14 +98,10 @@ def _status(name: str) -> int | None:
     return None
 
 
-def _process_began() -> float:
-    """`time.time()` when this process was started, or now where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
+if __name__ == "__main__":
+    began = time.time()
+    with suppress(OSError, ValueError, IndexError):  # where the system says when this process was started
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
-    return time.time()
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(answer(json.load(sys.stdin), _process_began()))))
+        began = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    print(json.dumps(asdict(answer(json.load(sys.stdin), began))))

@@ -29,10 +29,7 @@ def describe_machine(settings: Settings) -> dict[str, Any]:
 
 
 def gemm_peak(settings: Settings, sides: Sequence[int], repeats: int = 4, seconds: float = 3.0) -> float:
-    """FLOP per second of the fastest of square matrix products of some sides, at the settings' dtype and device.
-
-    Where a dtype is only emulated a product may take a minute; no new one is begun once `seconds` are over.
-    """
+    """FLOP per second of the fastest square product; none is begun after `seconds`: an emulated dtype is slow."""
     best, started = 0.0, time.perf_counter()
     for side in sides:
         a, b = torch.randn(2, side, side).to(settings.device, DTYPES[settings.dtype])

@@ -3,8 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,7 @@ FREE_OPERATIONS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_em
 
 
 def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
-    """Bytes that torch's allocator holds at the worst moment of a call, beyond what was allocated before it.
-
-    Counts activations, temporaries, gradients and the result, but not weights and inputs, nor scratch of BLAS or
-    oneDNN. On the CPU it is summed up from the profiler's log of allocations: unlike the resident size it depends
-    neither on the C library's caching nor on what ran earlier, and repeats exactly.
-    """
+    """Bytes that torch's allocator holds at the worst moment of a call beyond those before it, which repeat exactly."""
     if torch.device(device).type == "cuda":
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -34,11 +28,17 @@ def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
         call()
         synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with tempfile.TemporaryDirectory() as folder, _quiet_profiler():
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
-            call()
-        trace = Path(folder) / "trace.json"
-        log.export_chrome_trace(str(trace))
+    given = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes to stderr, through the progress bar
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
+                call()
+            trace = Path(folder) / "trace.json"
+            log.export_chrome_trace(str(trace))
+        finally:
+            if not given:
+                del os.environ["KINETO_LOG_LEVEL"]
         events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "[memory]"]
     live: dict[int, int] = {}  # address -> bytes; a block that was there before the call may be freed, but is not ours
     now = peak = 0
@@ -54,10 +54,7 @@ def peak_memory(call: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def saved_for_backward(model: nn.Module, forward: Callable[[], Any]) -> int:
-    """Bytes that a forward pass keeps alive for its backward pass, the model's parameters and buffers left out.
-
-    Every storage counts once and in full, however many views of it are saved; so does the input, if a layer saves it.
-    """
+    """Bytes of all storages that a forward pass keeps for its backward pass, without the model's own."""
     own = {t.untyped_storage().data_ptr() for t in chain(model.parameters(), model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}  # holding the storages stops their addresses from being used again
 
@@ -85,15 +82,3 @@ def kernel_launches(call: Callable[[], Any]) -> int:
     with Count() as counted:
         call()
     return counted.launches
-
-
-@contextmanager
-def _quiet_profiler() -> Generator[None, None, None]:
-    """Keep the profiler's library from logging to stderr, where it would write through the progress bar."""
-    given = "KINETO_LOG_LEVEL" in os.environ
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    try:
-        yield
-    finally:
-        if not given:
-            os.environ.pop("KINETO_LOG_LEVEL", None)

@@ -38,9 +38,8 @@ def _columns(report: Report) -> dict[str, Callable[[Row], str]]:
     def speed_up(one: Summary) -> str:
         return "1 (yardstick)" if one == Summary(1.0, 1.0, 0.0) else f"{one.median:.2f}x ±{one.spread:.0%}"
 
-    settings = report.settings
+    settings, started = report.settings, any(row.start_up_s is not None for row in report.rows)
     against, digits = settings.against is not None, 2 if settings.head_only else 1
-    started = any(row.start_up_s is not None for row in report.rows)
     columns: list[tuple[bool, str, Callable[[Row], str]]] = [
         (True, "params\nM", lambda row: number(row.params, 1e6, 2)),
         (True, "MACs\nG", lambda row: number(row.macs, 1e9, 2)),
@@ -117,11 +116,9 @@ def caption(report: Report) -> str:
     load = f"; interrupted after {done} rounds" if done < report.settings.rounds else ""
     if machine["load_before"]:
         load += f"; load {machine['load_before'][0]:.1f} before, {machine['load_after'][0]:.1f} after"
-    return (
-        f"{machine['cpu'] if machine['device'] == 'cpu' else machine['device']}{load}; peak "
-        f"{machine['gemm_flops'] / 1e9:.1f} GFLOP/s; torch {machine['versions']['torch']}, "
-        f"timm {machine['versions']['timm']}"
-    )
+    name = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
+    versions = "torch {torch}, timm {timm}".format(**machine["versions"])
+    return f"{name}{load}; peak {machine['gemm_flops'] / 1e9:.1f} GFLOP/s; {versions}"
 
 
 def headline(settings: Settings, sizes: str | None = None) -> str:
@@ -129,11 +126,9 @@ def headline(settings: Settings, sizes: str | None = None) -> str:
     what = "training step" if settings.train else "inference" + (", fused" if settings.fuse else "")
     what = ("pools alone, " if settings.head_only else "") + ("light, " if settings.light else "") + what
     layout = ", channels last" if settings.channels_last else ""
-    sizes = sizes or "{}x{}".format(*settings.size)
-    return (
-        f"{what}, batch {settings.batch} at {sizes}, {settings.dtype}{layout}, "
-        f"{settings.threads} thread{'s' if settings.threads > 1 else ''}, {settings.rounds} rounds"
-    )
+    threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
+    batch = f"batch {settings.batch} at {sizes or '{}x{}'.format(*settings.size)}"
+    return f"{what}, {batch}, {settings.dtype}{layout}, {threads}, {settings.rounds} rounds"
 
 
 def is_int8(runtime: str) -> bool:

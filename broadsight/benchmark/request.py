@@ -14,8 +14,8 @@ WHOLE_MODELS = "whole models"
 
 
 def _sizes(given: Any) -> list[str]:
-    words = [word.strip() for word in given.split(",")] if isinstance(given, str) else given
-    found = [str(word) for word in (words if isinstance(words, (list, tuple)) else [words])]
+    words = given.split(",") if isinstance(given, str) else given
+    found = [str(word).strip() for word in (words if isinstance(words, (list, tuple)) else [words])]
     if not all(re.fullmatch(r"\d+(?:x\d+)?", one) for one in found):
         expected = "expected pixels such as 224 or, height first, 224x320; several by commas"
         raise UsageError(f"--size {','.join(found)}; {expected}")

@@ -2,22 +2,20 @@
 
 Timings on a shared machine drift. Every round therefore runs every contender once, each round starting with another
 one, and contenders are compared within rounds: what slows the whole machine down for a second cancels in the ratio.
-Wall time says how long one waits; CPU time, summed over threads, is what other processes disturb least.
 """
 
 import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
 import torch
-from torch import nn
 
 from .. import files
 from ..deployment.formats import runtimes
@@ -37,9 +35,7 @@ except ImportError:  # Windows has no page-fault counter to read; the column sta
     resource = None
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
-
 GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
-TRAIN_FORWARDS = 3  # a step multiplies once forward and twice backward: towards the inputs and towards the weights
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,8 @@ class Row:
     ratio: Summary  # of the wall time to the yardstick's, paired within each round; above 1 is slower
     cpu_ratio: Summary
     speedup: Summary  # the inverse of cpu_ratio
-    # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second: best against best, since
-    # both are what the machine can do when left alone. A training step counts as 3 forwards. Above 1 means that the
-    # dtype is emulated and large products, of all things, are what it is slowest at.
+    # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second; a training step counts as
+    # 3 forwards. Above 1 the dtype is emulated, and large products are what it is slowest at.
     peak_fraction: float
     peak_bytes: int | None  # see `peak_memory`; None in an exported runtime, whose allocations torch does not see
     saved_bytes: int | None  # see `saved_for_backward`; None in inference, like
@@ -97,7 +92,7 @@ class Report:
 
 class _Sample(NamedTuple):
     wall: float  # seconds
-    cpu: float  # seconds
+    cpu: float  # seconds, summed over threads: what other processes disturb least
     faults: int
 
 
@@ -115,10 +110,10 @@ def measure(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> Report:
-    """Time models against each other; all of them are held in memory at once.
+    """Time models against each other; all of them are held in memory at once. What is exported is kept in `artefacts`.
 
     Names are those of timm or wildcards such as `stvit_*`, or `NAME@256` for a size of its own. The first is what the
-    others are compared with; naming one twice shows the noise. What is exported is kept in the folder `artefacts`.
+    others are compared with; naming one twice shows the noise.
     """
     settings = settings or Settings()
     return measure_sizes(names, settings, [settings.size], progress, artefacts)[0]
@@ -131,12 +126,7 @@ def measure_sizes(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> list[Report]:
-    """Time models against each other at several image sizes in place of the settings' own; a report for each.
-
-    Every round runs every model at every size, so a comparison of sizes within a round holds as one of models does.
-    Whatever cannot be built for one of the sizes is refused before anything is timed. Progress counts a call at a
-    larger size as so many at the smallest as it has times the pixels.
-    """
+    """A report for each of several image sizes in place of the settings' own; every round runs all models at all."""
     each = [replace(settings, size=size) for size in sizes]
     models = [
         Variant(name, pool, broadcast, size)
@@ -144,8 +134,8 @@ def measure_sizes(
         for pool in settings.pools or (None,)
         for broadcast in settings.broadcasts or ("none",)
     ]
-    if len(sizes) > 1 and (own := next((model for model in models if model.size), None)):
-        raise ValueError(f"{own} has a size of its own beside several sizes; drop its @, or name one size")
+    if len(sizes) > 1 and (own := [model for model in models if model.size]):
+        raise ValueError(f"{own[0]} has a size of its own beside several sizes; drop its @, or name one size")
     keeping: Any = nullcontext()
     if settings.exported:
         from .runtimes import keep
@@ -153,20 +143,26 @@ def measure_sizes(
         keeping = keep(artefacts, settings)
     fresh = settings.start_up and bool(settings.exported)
     rival = None if settings.against is None else load_rival(settings.against)
-    per_size = len(models) * len(settings.runtimes) * (1 if rival is None else 2)
-    smallest = min(height * width for height, width in sizes)
-    weights = [round(height * width / smallest) for height, width in sizes]
+    per_size, pixels = len(models) * len(settings.runtimes) * (1 if rival is None else 2), [h * w for h, w in sizes]
+    weights = [round(count / min(pixels)) for count in pixels]
     total = 1 + len(models) * len(sizes) + per_size * sum(weights) * (1 + settings.warmup + settings.rounds)
     total += per_size * len(sizes) if fresh else 0
     done = 0
 
-    def step(doing: str, weight: int = 1) -> None:
+    def step(doing: str, weight: int = 1) -> None:  # in calls at the smallest size: at others by their pixels
         nonlocal done
         if progress:
             progress(done, total, doing)
         done += weight
 
-    compiling = _room_for_compilations(per_size * len(sizes)) if "compile" in settings.runtimes else nullcontext()
+    compiling: Any = nullcontext()
+    if "compile" in settings.runtimes:
+        from torch._dynamo import config  # seconds of import that an eager measurement does not need
+
+        # Models of one class share torch.compile's cache; past its limit they would silently be timed in eager mode.
+        limit = 8 + 4 * per_size * len(sizes)
+        limits: dict[str, Any] = dict(recompile_limit=limit, accumulated_recompile_limit=32 * limit)
+        compiling = config.patch(**limits, fail_on_recompile_limit_hit=True)
     with fixed_threads(settings.threads), torch.random.fork_rng(), compiling, keeping as kept:
         machine = describe_machine(settings)
         entries: list[_Entry] = []
@@ -178,7 +174,12 @@ def measure_sizes(
                 yardstick = first if rival is None else len(entries)
                 entries += [_Entry(one, replace(here, size=one.size), yardstick, at, weight) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):
-                _share_weights(before.contender.model, entry.contender.model)
+                # Random parameters of equal shape are held once, lest a model at six sizes take six times its memory.
+                theirs = dict(before.contender.model.named_parameters())
+                for name, mine in entry.contender.model.named_parameters():
+                    same = theirs.get(name, mine)
+                    if (same.shape, same.stride()) == (mine.shape, mine.stride()):
+                        mine.data = same.data
         step("matrix-product peak of this machine")
         machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES)
         for entry in entries:
@@ -243,15 +244,6 @@ def write_json(data: Any, path: str | Path) -> None:
     files.write_json(json.loads(json.dumps(data), parse_constant=lambda _: None), path)
 
 
-def _share_weights(source: nn.Module, target: nn.Module) -> None:
-    """Hold random parameters of equal shape once, or a model at six sizes would take six times its memory."""
-    theirs = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        same = theirs.get(name)
-        if same is not None and (same.shape, same.stride()) == (parameter.shape, parameter.stride()):
-            parameter.data = same.data
-
-
 def _timed(contender: Contender, settings: Settings) -> _Sample:
     collecting = gc.isenabled()
     gc.disable()  # a collection belongs to whoever left the garbage, not to the contender during which it happens
@@ -271,7 +263,8 @@ def _timed(contender: Contender, settings: Settings) -> _Sample:
 def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_flops: float, settings: Settings) -> Row:
     wall_ms, cpu_ms = [1e3 * s.wall for s in mine], [1e3 * s.cpu for s in mine]
     wall = summarize(wall_ms)
-    flops = 2 * contender.macs * settings.batch * (TRAIN_FORWARDS if settings.train else 1)
+    # A step multiplies once forward and twice backward: towards the inputs and towards the weights.
+    flops = 2 * contender.macs * settings.batch * (3 if settings.train else 1)
     contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
     artefact_bytes = None
     if contender.artefact is not None:
@@ -312,15 +305,3 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
 
 def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
-
-
-@contextmanager
-def _room_for_compilations(models: int) -> Generator[None, None, None]:
-    """Models of one class share torch.compile's cache; past its limit they would silently be timed in eager mode."""
-    import torch._dynamo  # seconds of import that an eager measurement does not need
-
-    limit = 8 + 4 * models
-    with torch._dynamo.config.patch(
-        recompile_limit=limit, accumulated_recompile_limit=32 * limit, fail_on_recompile_limit_hit=True
-    ):
-        yield

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,14 +25,6 @@ ALIKE = 0.5  # cosine of an int8 artefact's outputs and the model's, whose weigh
 PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "executorch")
 
 
-class Opened(NamedTuple):
-    """An artefact that is ready to be timed."""
-
-    path: Path
-    difference: float  # of its outputs from the model's, relative to the largest
-    run: Callable[[], np.ndarray]  # computes the logits (B, classes) of its images
-
-
 class Artefacts:
     """A folder of exported models. Files that are there are used again, unless the code that makes them has changed."""
 
@@ -40,15 +32,15 @@ class Artefacts:
         self.folder, self.threads = folder, threads
         self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
 
-    def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Opened:
-        """Open a model (eval mode, CPU, float32) in a runtime; its answers to images must be the model's."""
+    def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> tuple[Callable, Path, float]:
+        """What gives a model's logits of images in a runtime, its file, and its difference (see `_checked`)."""
         path = self.path(runtime, model, title, images)
         session = open_artefact(path, self.threads)
         array, name = images.numpy(), session.description.outputs[0]
         with torch.no_grad():
             expected = model(images).numpy()
         difference = _checked(runtime, expected, session(array)[name], lambda: rounding_of(model, [array]))
-        return Opened(path, difference, lambda: session(array)[name])
+        return lambda: session(array)[name], path, difference
 
     def path(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Path:
         """The file of a model for a runtime, written if it is not there."""
@@ -105,18 +97,15 @@ def file_bytes(path: Path) -> int:
 
 
 def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = float) -> float:
-    """Largest difference of an artefact's answers from the model's, relative to the largest; too much is refused.
-
-    `rounding` measures what rounding does to the model's own answers; it is called if the difference is large.
-    """
+    """Largest difference from the model's answers, relative to the largest; too much, beyond `rounding`, is refused."""
     if came.shape != expected.shape:
         raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
     difference = float(np.abs(came - expected).max() / np.abs(expected).max())
     if runtimes()[runtime][1]:
         alike = float((came * expected).sum() / np.linalg.norm(came) / np.linalg.norm(expected))
         if not alike >= ALIKE:  # true for NaN
-            alike_to = f"a cosine of {alike:.2g} with torch's"
-            raise ValueError(f"outputs in {runtime} have {alike_to}; expected {ALIKE} or more")
+            off = f"a cosine of {alike:.2g} with torch's"
+            raise ValueError(f"outputs in {runtime} have {off}; expected {ALIKE} or more")
     elif not (difference <= TOLERANCE or difference <= allowance(rounding())):
         off = f"{difference:.2g} of the largest"
         raise ValueError(f"outputs in {runtime} differ from torch's by {off}; expected {TOLERANCE} at most")
@@ -124,10 +113,7 @@ def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Cal
 
 
 def _key(model: nn.Module, title: str, images: Tensor, exporting: Sequence[str] = ()) -> str:
-    """A file name that changes with the weights, the image size, versions, and the code of the model and the export.
-
-    `exporting` are patterns of the files of `deployment` that take part.
-    """
+    """A file name that changes with weights, image size, versions, and code: the model's and that of `exporting`."""
     digest = hashlib.sha256(repr((title, tuple(images.shape[1:]))).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode() + repr(tuple(tensor.shape)).encode())

@@ -1,8 +1,4 @@
-"""How the cost of models grows with the image: time, memory and multiply-accumulates as powers of the pixels.
-
-An exponent is the slope of the least-squares line through the logarithms of cost and pixels: 1 is linear, 2 is what
-attention among all positions tends to. Small images are left out by default, since there fixed costs hide the growth.
-"""
+"""How the cost of models grows with the image: time, memory and operations as powers of the pixels."""
 
 import math
 import statistics
@@ -20,8 +16,6 @@ from .report import caption, headline, plus_minus, table_of
 from .run import Progress, Report, measure_sizes
 from .timing import median_interval
 
-STYLES = ("-", "--", ":", "-.")  # of lines, when there are more than colours
-
 
 @dataclass(frozen=True)
 class Exponent:
@@ -38,11 +32,7 @@ class Exponent:
 
 @dataclass(frozen=True)
 class GrowthRow:
-    """Exponents of one candidate, None where fewer than two of the sizes count.
-
-    Those of times are medians of the slopes within each round, so that a machine that is slow for a while does not pass
-    for growth; those of peak memory and executed multiply-accumulates are exact.
-    """
+    """Exponents of one candidate, of times medians over the rounds; None where fewer than two sizes count."""
 
     model: str
     runtime: str
@@ -78,13 +68,9 @@ def measure(
     progress: Progress | None = None,
     artefacts: str | Path | None = None,
 ) -> Growth:
-    """Time models at several image sizes, in place of the settings' own, and find how their costs grow.
-
-    For the exponents sizes of fewer pixels than the square of side `growth_from` do not count.
-    """
-    for place, size in enumerate(sizes):
-        if size in sizes[:place]:
-            raise ValueError(f"size {size[0]}x{size[1]} is given twice; expected different sizes")
+    """Time models at several image sizes, and find how costs grow at those of `growth_from` squared pixels or more."""
+    if twice := [size for place, size in enumerate(sizes) if size in sizes[:place]]:
+        raise ValueError("size {}x{} is given twice; expected different sizes".format(*twice[0]))
     reports = measure_sizes(names, settings, sizes, progress, artefacts)
     return Growth(growth_from, exponents(reports, growth_from), reports)
 
@@ -119,11 +105,9 @@ def slope(pixels: Sequence[int], values: Sequence[float | None]) -> float | None
 
 def render(growth: Growth) -> Table:
     """Make a table with one row per candidate: time and memory at every size, and the exponents."""
-    first = growth.growth_from
-    about = (
-        f"{caption(growth.reports[0])}\n± is the inter-quartile range; MB at the worst moment of a call beyond weights "
-        f"and images\nexponents in pixels, from {first}x{first} up: median of the rounds' slopes and where it lies"
-    )
+    memory, side = "MB at the worst moment of a call beyond weights and images", growth.growth_from
+    about = f"{caption(growth.reports[0])}\n± is the inter-quartile range; {memory}\n"
+    about += f"exponents in pixels, from {side}x{side} up: median of the rounds' slopes and where it lies"
     headings = ["params\nM"]
     for report in growth.reports:
         headings += [f"{_size(report)}\nms", "\nMB"]
@@ -150,17 +134,12 @@ def plot(growth: Growth, path: str | Path) -> None:
     several = len({row.runtime for row in growth.rows}) > 1
     for panel, label, cost, exponent in (
         (panels[0], f"time, ms per batch of {reports[0].settings.batch}", lambda one: one.wall_ms.median, "time"),
-        (
-            panels[1],
-            "peak memory, MB",
-            lambda one: math.nan if one.peak_bytes is None else one.peak_bytes / 1e6,
-            "memory",
-        ),
+        (panels[1], "peak memory, MB", lambda one: (one.peak_bytes or math.nan) / 1e6, "memory"),
     ):
         for place, row in enumerate(growth.rows):
             name, found = f"{row.model} ({row.runtime})" if several else row.model, getattr(row, exponent)
             look: dict[str, Any] = dict(color=PALETTE[place % len(PALETTE)], marker="o", markersize=4)
-            look["linestyle"] = STYLES[place // len(PALETTE) % len(STYLES)]
+            look["linestyle"] = ("-", "--", ":", "-.")[place // len(PALETTE) % 4]  # when there are more than colours
             look["label"] = f"{name}: {'-' if found is None else f'{found.value:.2f}'}"
             panel.plot(pixels, [cost(report.rows[place]) for report in reports], **look)
         panel.set(xscale="log", yscale="log", xlabel="image, on a scale of pixels", ylabel=label)

@@ -10,7 +10,6 @@ from ..layers.context_broadcast import KINDS
 from ..surgery.pooling import POOLS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 RUNTIMES = ("eager", "compile", *runtimes())  # and what has been registered since
 
 
@@ -24,9 +23,7 @@ class Settings:
     rounds: int = 9
     warmup: int = 2
     runtimes: tuple[str, ...] = ("eager",)  # every model becomes one contender per runtime; what is exported is folded
-    # Time zero_grad + forward + loss + backward in train mode, not a forward pass in eval mode. The loss is
-    # cross-entropy, or where a pool has groups of tokens MultiTokenLoss("bce") of these.
-    train: bool = False
+    train: bool = False  # a whole step in train mode, with cross-entropy, or of groups of tokens MultiTokenLoss("bce")
     device: str = "cpu"  # or `cuda`, `cuda:1`
     dtype: str = "float32"  # weights and images are cast to it, no autocast
     channels_last: bool = False
@@ -34,12 +31,10 @@ class Settings:
     seed: int = 0  # of weights, images and labels
     pools: tuple[str, ...] = ()  # every model becomes one contender per pool,
     broadcasts: tuple[str, ...] = ()  # and per kind of `add_context_broadcast`, or "none"
-    # Time the pool alone, on random feature maps of the shapes and memory formats that the backbone gives; a training
-    # step then ends with the maps' gradients. Needs `pools`, or models that come with a pool of ours.
-    head_only: bool = False
+    head_only: bool = False  # the pool alone, on random maps like the backbone's; a step ends with their gradients
     light: bool = False
-    # Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of parameters.
-    # Every pool is then compared with that class on the same weights, and must agree with it.
+    # Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of parameters;
+    # every pool must agree with it.
     against: str | None = None
     start_up: bool = True  # with an exported runtime: start every contender in a fresh process as well
 
@@ -52,19 +47,12 @@ class Settings:
             raise ValueError(f"size={size}; expected two positive numbers, height and width in pixels")
         for runtime in self.runtimes:
             check_choice("runtime", runtime, ("eager", "compile", *runtimes()))
-        needs = {
-            "train": self.train,
-            "head_only": self.head_only,
-            "against": self.against is not None,
-            f"device={self.device!r}": not self.device.startswith("cpu"),
-            f"dtype={self.dtype!r}": self.dtype != "float32",
-            "channels_last": self.channels_last,
-        }
-        if self.exported and (asked := next((what for what, asked in needs.items() if asked), None)):
-            raise ValueError(
-                f"{asked} with runtime {self.exported[0]!r}; exported models are timed whole, in inference, on "
-                "the CPU, and come from float32: drop one of the two"
-            )
+        needs = {"train": self.train, "head_only": self.head_only, "against": self.against is not None}
+        needs |= {f"device={self.device!r}": not self.device.startswith("cpu")}
+        needs |= {f"dtype={self.dtype!r}": self.dtype != "float32", "channels_last": self.channels_last}
+        if self.exported and (asked := [what for what, asked in needs.items() if asked]):
+            whole = "exported models are timed whole, in inference, on the CPU, and come from float32"
+            raise ValueError(f"{asked[0]} with runtime {self.exported[0]!r}; {whole}: drop one of the two")
         if not self.runtimes:
             raise ValueError(f"runtimes is empty; expected some of {', '.join(RUNTIMES)}")
         for pool in self.pools:
@@ -80,8 +68,8 @@ class Settings:
         if self.train and (self.light or "map-light" in self.pools):
             raise ValueError("a light pool with train=True; its classifiers are trained in the full one: drop one")
         if self.against is not None and not self.head_only:
-            hint = "add head_only (--head-only)"
-            raise ValueError(f"against a file without head_only; only pools are compared so: {hint}")
+            hint = "only pools are compared so: add head_only (--head-only)"
+            raise ValueError(f"against a file without head_only; {hint}")
 
     @property
     def exported(self) -> tuple[str, ...]:

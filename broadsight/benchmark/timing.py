@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,16 +21,12 @@ class Summary:
 
 
 def interleave(candidates: Sequence[T], timed: Callable[[T, int], S], rounds: int) -> list[list[S]]:
-    """Samples of `timed(candidate, round)`, by candidate, then by round; each round starts one candidate further along.
-
-    An interrupt ends it early, if at least one round is complete.
-    """
+    """Samples by candidate and round; each round starts one further. An interrupt ends it early, after the first."""
     samples: list[list[S]] = [[] for _ in candidates]
     try:
-        for round_ in range(rounds):
-            for i in range(len(candidates)):
-                place = (round_ + i) % len(candidates)
-                samples[place].append(timed(candidates[place], round_))
+        for round_, i in product(range(rounds), range(len(candidates))):
+            place = (round_ + i) % len(candidates)
+            samples[place].append(timed(candidates[place], round_))
     except KeyboardInterrupt:
         complete = min(map(len, samples))
         if not complete:
@@ -52,10 +49,7 @@ def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Summary:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Confidence interval of the median by the sign test, which holds for any distribution.
-
-    Few values cannot reach the confidence: then the interval is that from the smallest to the largest.
-    """
+    """Confidence interval of the median by the sign test; of few values from the smallest to the largest."""
     ordered, count = sorted(values), len(values)
     below, cut = 0.5**count, 0  # the chance that not more than `cut` values are below the median
     while below + math.comb(count, cut + 1) * 0.5**count <= (1 - confidence) / 2:

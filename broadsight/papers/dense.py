@@ -1,8 +1,4 @@
-"""The papers' dense tables: detectors, segmenters and pose models, and how each row is built and counted.
-
-A model is run as a whole on one image of the tables' size, without memory. What depends on an image's content has no
-products and is left out: anchors, suppression, the pooling of regions. The heads see a fixed number of regions.
-"""
+"""The papers' dense tables: how each row is built, and counted without what depends on an image's content."""
 
 from collections.abc import Callable, Iterator
 from decimal import ROUND_DOWN, ROUND_HALF_UP
@@ -31,11 +27,9 @@ SETTINGS: dict[str, tuple[int, tuple[int, int]]] = {
     "upernet": (ADE20K, (512, 2048)),
 }
 BOXES, MASKS = 1000, 100  # regions that every box head and every mask head of an R-CNN is counted on
-
 # MAP's tables count batch norms beside the layers: without them four of the six plain models below fall short.
 NORMED_LAYERS = Convention("layers, batch norms", layers_only=True, batch_norm=2)
 CONVENTIONS = {"emsnet": OLD_PROFILER, "mat": LAYERS, "partialformer": PRODUCTS}
-
 # The models under MAP's neck, and its widths: the paper gives none. These, with the MLP in two channel groups as in
 # its pools, were chosen because they fit the parameters of all rows; by hand, 512 fits PVT's 3 M and 4 G too.
 NECKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,7 +37,6 @@ NECKS: dict[str, tuple[str, dict[str, Any]]] = {
     "map_convnext_tiny": ("convnext_tiny", dict(dim=384, mlp_groups=2)),
     "map_convnext_small": ("convnext_small", dict(dim=384, mlp_groups=2)),
 }
-
 # Tables whose figures are cut off, not rounded: 26.66 M is printed as 26. Operations of EMSNet's may be either.
 ROUNDINGS = {
     "Table 3.3: retinanet": {"params": (ROUND_DOWN,), "macs": (ROUND_DOWN, ROUND_HALF_UP)},

@@ -1,8 +1,4 @@
-"""How each paper counts: the multiply-accumulates of its own formulation, by its own counting tool.
-
-A paper's figure may hold more than the products that we execute: operations that its tool counted (norms, pooling), as
-a Convention says, and work that our form of a layer does not do, as the cases of `beyond` say.
-"""
+"""How each paper counts: what its tool (a Convention) and its form of a layer (`beyond`) have beyond our products."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +7,8 @@ from typing import Any, cast
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
 from torch import Tensor, nn
 
+from .. import layers
 from ..inspection.macs import count_calls
-from ..layers import (
-    AbstractTokenAttention,
-    BilinearPatchEmbed,
-    GroupClassAttention,
-    MultiTokenNeck,
-    MultiTokenPool,
-    PartialAttention,
-    SuperTokenAttention,
-)
 from ..layers.coarse_attention import AttentionPath
 from ..layers.patches import Propagate
 from ..layers.pooling.group_linear import GroupLayerNorm
@@ -76,14 +64,14 @@ def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any
         case nn.Conv2d() | nn.Linear() | nn.ConvTranspose2d():
             positions = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
             return positions.numel() * module.weight[0].numel() if convention.layers_only else 0
-        case BilinearPatchEmbed():  # the samples themselves, which are no matrix product
+        case layers.BilinearPatchEmbed():  # the samples themselves, which are no matrix product
             return convention.sample * output[:, 0].numel() * inputs[0].shape[1]
-        case SuperTokenAttention():  # the authors' unfold and fold, which are convolutions, and their first pooling
+        case layers.SuperTokenAttention():  # the authors' unfold and fold, which are convolutions, and their first pool
             B, C, H, W = output.shape
             (h, w), p, q = module.cell, -(-H // module.cell[0]), -(-W // module.cell[1])
             moved = 81 * (module.iterations * (2 * C + 1) + C)
             return 0 if module.cell == (1, 1) else B * p * q * (moved + convention.pool * C * h * w)
-        case PartialAttention():  # the equations project every token, background included, before the one query
+        case layers.PartialAttention():  # the equations project every token, background included, before the one query
             B, N, C = output.shape
             background = N - module.foreground_count(N)
             executed = 2 * C**2 + 2 * module.heads * N * C
@@ -94,15 +82,19 @@ def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any
             return B * (H * W - coarse) * module.expand.weight.numel()
         case Propagate():  # the products, which a counter of convolutions does not see in our form
             return (output if convention.transposed_at_output else inputs[0]).numel() * module.patch**2
-        case AbstractTokenAttention():  # windows are padded before the projections; we pad after them
+        case layers.AbstractTokenAttention():  # windows are padded before the projections; we pad after them
             B, H, W, _ = inputs[0].shape
             added = (H + -H % module.window) * (W + -W % module.window) - H * W
             return B * added * (module.qkv.weight.numel() + module.proj.weight.numel())
-        case MultiTokenNeck():
-            return _of_neck(module, inputs[0]) if convention.layers_only else 0
-        case MultiTokenPool():
+        case layers.MultiTokenNeck() if convention.layers_only:  # all of it: in ours there are no layers
+            B, _, height, width = inputs[0][module.merge.level].shape
+            positions, block, tokens = height * width, module.block, module.learned.shape[1]
+            projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
+            mlp = tokens * (block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel())
+            return B * (module.merge.weight.numel() * positions + projections * block.q.weight.numel() + mlp)
+        case layers.MultiTokenPool():
             return _of_pool(module, convention, inputs[0])
-        case PooledModel() if module.pooled and isinstance(module.head, MultiTokenPool):
+        case PooledModel() if module.pooled and isinstance(module.head, layers.MultiTokenPool):
             images, pyramid = inputs[0], module.pyramid  # its pool is called by parts there and seen by no hook
             shapes = zip(pyramid.channels, pyramid.sizes, strict=True)
             maps = [images.new_empty(images.shape[0], channels, *size) for channels, size in shapes]
@@ -112,38 +104,28 @@ def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any
     return 0
 
 
-def _of_neck(module: MultiTokenNeck, maps: Sequence[Tensor]) -> int:
-    """The merging, keys and values at every position, and the tokens' own part: in ours no layers."""
-    B, _, height, width = maps[module.merge.level].shape
-    positions, block, tokens = height * width, module.block, module.learned.shape[1]
-    projections = 2 * tokens + 2 * (tokens + positions)  # query and result, keys and values
-    attention = projections * block.q.weight.numel()
-    mlp = tokens * (block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel())
-    return B * (module.merge.weight.numel() * positions + attention + mlp)
-
-
-def _of_pool(module: MultiTokenPool, convention: Convention, maps: Sequence[Tensor]) -> int:
+def _of_pool(module: layers.MultiTokenPool, convention: Convention, maps: Sequence[Tensor]) -> int:
     """Maps at one grid, keys and values for all, every token asks; if layers alone count, all of it: ours are none."""
     at = module.level if module.level > 0 else -1
     B, grid = maps[at].shape[0], maps[at].shape[-2:]
     positions, made = grid[0] * grid[1], module.tokens + module.distill_tokens
     Q = made + module.mean_token
-    keys, block = Q + positions, cast(GroupClassAttention, module.blocks[0])
+    keys, block = Q + positions, cast(layers.GroupClassAttention, module.blocks[0])
     G, D, A, H = module.groups, module.dim, block.q.out_features, block.heads
     mixing = 0 if block.mix_before is None else H * H
     mlp = block.mlp.fc1.weight.numel() + block.mlp.fc2.weight.numel()
-    layers = G * (2 * Q * D * A + 2 * keys * D * A + 2 * mixing * Q * keys) + Q * mlp
+    each = G * (2 * Q * D * A + 2 * keys * D * A + 2 * mixing * Q * keys) + Q * mlp
     if convention.layers_only:
         merge = 0 if module.merge is None else module.merge.weight.numel() * positions
         gram = 0 if module.gram is None else module.gram.reduce.numel() * positions + module.gram.embed.numel()
         used = [module.average_classifier] if module.light else [module.classifier, module.distill_classifier]
         classifiers = sum(c.fc.weight.numel() for c in used if c is not None and c.fc is not None)
-        return B * (merge + gram + len(module.blocks) * layers + classifiers)
+        return B * (merge + gram + len(module.blocks) * each + classifiers)
     extra = 0
     for q in [Q] * (len(module.blocks) - 1) + [1 if module.light else made]:
         ours = G * q * (4 * D * A + 2 * H * D * keys + mixing * (D + keys)) + q * mlp
         once = G * D * A if isinstance(block.norm1, GroupLayerNorm) else 0  # the norm's shift, seen by the values
-        extra += B * (layers + 2 * G * Q * keys * A - ours) - once
+        extra += B * (each + 2 * G * Q * keys * A - ours) - once
     if module.level > 0:
         growing = [x for x in maps if grows(x.shape[-2:], grid)]
         extra += sum(B * D * x.shape[1] * (positions - x.shape[2] * x.shape[3]) for x in growing)

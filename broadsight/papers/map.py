@@ -38,7 +38,8 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         groups, tokens = int(entry["groups"]), int(entry["tokens"])
         build = partial(_grouped, "resnet50", groups, tokens, 384 if groups == 4 else 192)
         yield f"Table 6: resnet50, {groups} x {tokens} tokens", static_figures(entry), build
-    yield "Table 2: pit_s, gap", {"params": "23.3", "macs": "2.4"}, _pit_average
+    build = partial(_repooled, "map_pit_s", AveragePool, norm=True)  # of patches, without timm's class token
+    yield "Table 2: pit_s, gap", {"params": "23.3", "macs": "2.4"}, build
     yield "Table 8: ViT-style map", {"params": "27.8", "macs": "4.6"}, ManyTokens
     for name, step, groups, tokens, macs in more["steps"]:
         build = partial(_grouped, name, int(groups), int(tokens))
@@ -85,18 +86,15 @@ def _grouped(backbone: str, groups: int, tokens: int, attn_dim: int | None = Non
     usual: Any = _swapped(backbone, "map") if backbone == "resnet50" else blank_model(f"map_{backbone}")
     same: dict[str, Any] = dict(level=usual.head.level, dim=usual.head.dim, groups=groups, tokens=tokens)
     attn_dim = attn_dim or usual.head.blocks[0].q.out_features
-    with torch.device("meta"):
-        maps, classes = usual.pyramid.channels, usual.num_classes
-        pool = MultiTokenPool(maps, classes, mean_token=tokens > 1, attn_dim=attn_dim, **same)
-    return PooledModel(usual.backbone, usual.pyramid, pool)
+    return _repooled(usual, MultiTokenPool, mean_token=tokens > 1, attn_dim=attn_dim, **same)
 
 
-def _pit_average() -> nn.Module:
-    """PiT-S that averages its patches and has no class token; timm's has one."""
-    usual: Any = blank_model("map_pit_s")
+def _repooled(model: Any, pool: Callable[..., nn.Module], **arguments: Any) -> nn.Module:
+    """A pooled model, or one of ours by its name, with another pool."""
+    usual: Any = blank_model(model) if isinstance(model, str) else model
     with torch.device("meta"):
-        pool = AveragePool(usual.pyramid.channels, usual.num_classes, norm=True)
-    return PooledModel(usual.backbone, usual.pyramid, pool)
+        head = pool(usual.pyramid.channels, usual.num_classes, **arguments)
+    return PooledModel(usual.backbone, usual.pyramid, head)
 
 
 class ManyTokens(nn.Module):

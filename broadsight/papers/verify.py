@@ -26,9 +26,8 @@ from .tables import Row, contradictions, more_rows, static_figures
 from .tables import published as published
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
-
+Measured = tuple[float, float | None, str]  # ours, executed, how it was counted
 SIZE = (224, 224)
-
 SOURCES = {
     "stvit": "Huang et al., CVPR 2023, supplement, Tables I, II",
     "emsnet": "thesis, chapter 3, Tables 3.1, 3.5, 3.7, 3.9",
@@ -37,15 +36,12 @@ SOURCES = {
     "map": "MAP, WACV 2025, Tables 1-3, 6, 8, 9; supplement, Tables 1, 4, 6, 7",
     "context_broadcast": "Hyeon-Woo et al., ICCV 2023, supplement, Tables S1, S3, S5, S6",
 }
-
 # What has a file of its own: tables of some families, and the tables of detectors and the like of all papers.
 TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadcast_tables, "dense": dense_tables}
 SUBJECTS = (*SOURCES, "dense")  # what can be verified
-
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = dict(stvit=FVCORE, emsnet=OLD_PROFILER, mat=FVCORE, partialformer=PRODUCTS, map=LAYERS)
 CONVENTIONS["context_broadcast"] = PRODUCTS
-
 # The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
 ROUNDINGS = {("emsnet", "params"): (ROUND_DOWN,), ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP)}
 
@@ -71,9 +67,8 @@ class Check:
 
 def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
     """Recompute every static figure of some of SUBJECTS, of all if none is named; progress is told before each row."""
-    for family in families:
-        if family not in SUBJECTS:
-            raise ValueError(f"unknown family {family!r}; choose among {', '.join(SUBJECTS)}")
+    if strange := [family for family in families if family not in SUBJECTS]:
+        raise ValueError(f"unknown family {strange[0]!r}; choose among {', '.join(SUBJECTS)}")
     rows = [(family, *row) for family in families or SUBJECTS for row in _rows(family)]
     checks = []
     for done, (family, row, printed, build) in enumerate(rows):
@@ -103,14 +98,9 @@ def render(checks: Sequence[Check]) -> Table:
 def catalogue(
     pattern: str | None = None, progress: Progress | None = None, families: Sequence[str] = FAMILIES
 ) -> list[dict[str, Any]]:
-    """Our registered models that match a wildcard pattern: sizes computed here beside the published figures.
-
-    Without a pattern a model that has two names is listed once.
-    """
-    names = [(family, name) for family in families for name in timm.list_models(module=family)]
-    names = [
-        (family, name) for family, name in names if fnmatch(name, pattern or "*") and (pattern or name not in ALIASES)
-    ]
+    """Our models that match a pattern, by default each once: sizes computed here beside the published ones."""
+    known = [(family, name) for family in families for name in timm.list_models(module=family)]
+    names = [(of, name) for of, name in known if (fnmatch(name, pattern) if pattern else name not in ALIASES)]
     printed = {family: printed_of_models(family) for family in families}
     rows = []
     for done, (family, name) in enumerate(names):
@@ -169,16 +159,13 @@ class _AttentionModule(PartialAttention):
 
 def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], nn.Module] | str) -> list[Check]:
     if isinstance(build, str):
-        return [
-            Check(family, row, figure, "", paper, None, None, "not run", build) for figure, paper in printed.items()
-        ]
-    name, model = row.rpartition(": ")[2], build()
-    if family == "dense":
-        convention = dense_tables.convention(name)
-    else:
+        return [Check(family, row, one, "", paper, None, None, "not run", build) for one, paper in printed.items()]
+    name, model, dense = row.rpartition(": ")[2], build(), family == "dense"
+    convention = dense_tables.convention(name) if dense else CONVENTIONS[family]
+    if name.startswith(("isotropic", "davit")):
         # The isotropic rows fit when norms are left out (4.34 prints 4.3; with norms 4.35 would print 4.4). DaViT's
         # figure is quoted from its own paper.
-        convention = PRODUCTS if name.startswith(("isotropic", "davit")) else CONVENTIONS[family]
+        convention = PRODUCTS
     measured: dict[str, Measured] = {}
     checks = []
     for figure, paper in printed.items():
@@ -187,18 +174,14 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
         if baseline:
             its, its_run, _ = _measure(blank_model(baseline), quantity, convention)
             ours, run = ours - its, None if run is None or its_run is None else run - its_run
-        roundings = ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
-        if family == "dense":
-            roundings = dense_tables.roundings(row, figure)
+        usual = ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
+        roundings = dense_tables.roundings(row, figure) if dense else usual
         status, note = "match", ""
         if not any(_prints(ours, paper, rounding) for rounding in roundings):
             note = contradictions().get((family, name, figure), "")
             status = "explained" if note else "miss"
         checks.append(Check(family, row, figure, counted, paper, ours, run, status, note))
     return checks
-
-
-Measured = tuple[float, float | None, str]  # ours, executed, how it was counted
 
 
 def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..visual.plots import PALETTE
 from ..visual.words import coordinate, known, number
 
-WIDTH, HEIGHT = 320, 226
 LEFT, RIGHT, TOP, BOTTOM = 44, 308, 26, 186  # edges of the plot area
 MOST_POINTS, MOST_MARKERS = 600, 40  # of a line
 INTERVALS = 5  # between ticks of an axis, about
@@ -16,20 +15,13 @@ DASHES = ("", "7 4", "2 3", "9 3 2 3")
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """An axis from the first to the last of its ticks. `x` and `y` turn values into pixels."""
 
     label: str
     ticks: tuple[float, ...]
-
-    @property
-    def low(self) -> float:
-        return self.ticks[0]
-
-    @property
-    def high(self) -> float:
-        return self.ticks[-1]
+    low = property(lambda self: self.ticks[0])
+    high = property(lambda self: self.ticks[-1])
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.low) / (self.high - self.low) * (RIGHT - LEFT)
@@ -48,8 +40,7 @@ class Axis:
         return f"{tick:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """A line through points. Without a colour it stays in the background; `marked` shows its points if they are few."""
 
     name: str
@@ -57,15 +48,8 @@ class Series:
     colour: int | None = None
     dash: int = 0
     marked: bool = True
-
-    @property
-    def kind(self) -> str:
-        """CSS class of the line's colour."""
-        return "" if self.colour is None else f"c{self.colour % len(PALETTE)}"
-
-    @property
-    def dashes(self) -> str:
-        return DASHES[self.dash % len(DASHES)]
+    kind = property(lambda self: "" if self.colour is None else f"c{self.colour % len(PALETTE)}")  # a CSS class
+    dashes = property(lambda self: DASHES[self.dash % len(DASHES)])
 
     @property
     def markers(self) -> Sequence[Point]:
@@ -74,8 +58,7 @@ class Series:
         return self.points if few and self.colour is not None else ()
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A bar from `low` to `high` on the x-axis, as high as `value`."""
 
     low: float
@@ -84,8 +67,7 @@ class Bar:
     about: str = ""
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """A dot with a sign in it, such as the number of a model; `ours` stands out."""
 
     x: float
@@ -95,11 +77,10 @@ class Dot:
     ours: bool = False
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart: all that is drawn on one pair of axes, in this order."""
 
-    width, height, left, right, bottom = WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM  # for the template
+    width, height, left, right, bottom = 320, 226, LEFT, RIGHT, BOTTOM  # for the template
 
     title: str
     x: Axis

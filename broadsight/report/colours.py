@@ -11,6 +11,7 @@ from ..visual.plots import PALETTE
 
 LEVELS = 10  # steps of a heat table beside the empty one
 GRAPHIC, TEXT = 3.0, 4.5  # contrast that WCAG 2.1 asks of graphics and of text
+_rgb: Any = ImageColor.getrgb
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,3 @@ def _variables(theme: Theme) -> Iterator[str]:
     for kind, colour in (("h", PALETTE[0]), ("e", PALETTE[5])):
         for level, (ground, text) in enumerate(heat(theme, colour)):
             yield f"--{kind}{level}:{ground};--{kind}{level}t:{text};"
-
-
-def _rgb(colour: str) -> Any:
-    return ImageColor.getrgb(colour)

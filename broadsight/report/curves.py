@@ -1,7 +1,4 @@
-"""Sections of figures along an axis: training by epoch, calibration by confidence, robustness by strength.
-
-Every function gives plain data that `templates/sections.html` writes; an empty answer leaves the section out.
-"""
+"""Sections of figures along an axis, as plain data like those of `sections`: training, calibration, robustness."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -65,20 +62,16 @@ def curves(lines: Rows) -> dict[str, Any]:
     if not charts:
         return {}
     best = None
-    for name in GOALS.values():
-        if found := [line for line in epochs if known(line.get(f"val_{name}"))]:
-            top = max(found, key=lambda line: line[f"val_{name}"])
-            best = dict(epoch=top["epoch"], value=top[f"val_{name}"], label=meaning(name).label)
-            break
+    if name := next((goal for goal in GOALS.values() for line in epochs if known(line.get(f"val_{goal}"))), None):
+        top = max((line for line in epochs if known(line.get(f"val_{name}"))), key=lambda line: line[f"val_{name}"])
+        best = dict(epoch=top["epoch"], value=top[f"val_{name}"], label=meaning(name).label)
     unknown = bool(epochs) and "best" in epochs[-1] and not known(epochs[-1]["best"])
     keys = dict.fromkeys(key for line in epochs for key in line if key not in _HIDDEN and known(line[key]))
     # Losses have no unit: what a model is trained by may be the sum of several.
     written = {key: number if key.endswith("loss") else partial(figure, _bare(key)) for key in keys}
     shown = [[number(line["epoch"]), *(write(line.get(key)) for key, write in written.items())] for line in epochs]
-    heads = ["epoch"]
-    for key in keys:
-        heads.append(f"{_WHERE.get(key.partition('_')[0], '')} {meaning(_bare(key)).label}".strip())
-    return dict(charts=charts, best=best, best_unknown=unknown, heads=heads, numbers=shown)
+    heads = [f"{_WHERE.get(key.partition('_')[0], '')} {meaning(_bare(key)).label}".strip() for key in keys]
+    return dict(charts=charts, best=best, best_unknown=unknown, heads=["epoch", *heads], numbers=shown)
 
 
 def _bare(key: str) -> str:
@@ -92,16 +85,13 @@ def calibration(record: Record) -> dict[str, Any]:
     filled = [one for one in bins if one.get("count") and numbers(one, "count", "accuracy")]
     if not filled:
         return {}
-    rows = []
-    for one in bins:
-        shares = percent(one.get("confidence")), percent(one.get("accuracy"))
-        rows.append((_range(one), number(one.get("count")), *shares))
+    shares = [(percent(one.get("confidence")), percent(one.get("accuracy"))) for one in bins]
+    rows = [(_range(one), number(one.get("count")), *both) for one, both in zip(bins, shares, strict=True)]
     # Points by which confidence exceeds accuracy, mean over the images; None if no confidence is known.
     sure = [one for one in filled if known(one.get("confidence"))]
     images = sum(one["count"] for one in sure)
     excess = sum(one["count"] * (one["confidence"] - one["accuracy"]) for one in sure) / images if images else None
     errors = {key: found[key] for key in ("ece", "mce") if known(found.get(key))}
-
     total, bars, counts = sum(one["count"] for one in filled), [], []
     for one in filled:
         some = plural(one["count"], "image")
@@ -112,9 +102,8 @@ def calibration(record: Record) -> dict[str, Any]:
     legend = [("box c0", "accuracy"), ("stroke", "mean confidence: where the bar should end")]
     up = axis("share of the images, %", 0.0, max(bar.value for bar in counts), within=(0.0, 100.0))
     reliability = Chart("Reliability", across, Axis("accuracy, %", _HUNDRED), legend=legend, **marks)
-    return dict(
-        excess=excess, errors=errors, charts=[reliability, Chart("How sure it is", across, up, bars=counts)], bins=rows
-    )
+    charts = [reliability, Chart("How sure it is", across, up, bars=counts)]
+    return dict(excess=excess, errors=errors, charts=charts, bins=rows)
 
 
 def _bin(one: Mapping[str, Any], value: float, about: str = "") -> Bar:
@@ -126,10 +115,7 @@ def _range(one: Mapping[str, Any]) -> str:
 
 
 def suites(record: Record) -> dict[str, Any]:
-    """Accuracy under changes of the images, suites of one name together.
-
-    A suite whose cases have a strength is a line chart, any other a heat table.
-    """
+    """Accuracy under changes of the images, suites of one name together: by strength as lines, else as a heat table."""
     groups: dict[str, list[Record]] = {}
     for suite in record.get("suites") or ():
         groups.setdefault(str(suite.get("name", "")), []).append(suite)
@@ -197,10 +183,7 @@ def _lines(first: Record, models: Sequence[str], cases: Sequence[str], rows: Row
 
 
 def _grid(axis: str, cases: Sequence[str], heads: Mapping[Any, str], key: str, rows: Rows) -> dict[str, Any]:
-    """Top-1 of every case in every column; the mean of each row last where columns are several strengths.
-
-    `heads` are titles of the columns by the values that rows have under `key`: the place of a model, or a strength.
-    """
+    """Top-1 of every case in every column, titled by the value of `key`; of several strengths also the mean."""
     several = key == "at" and len(heads) > 1 and all(map(known, heads))
     values = {(row["case"], row[key]): row.get("top1") for row in rows}
     lines = []

@@ -31,8 +31,7 @@ SECTIONS = {
     "skipped": "Skipped images",
     "facts": "Details",
 }
-SIDE = 224  # pixels of the longer side of an image at most
-LARGE = 960  # pixels of images that show what was found in them
+SIDE, LARGE = 224, 960  # pixels of the longer side of an image at most, and of one that shows what was found in it
 TINY = 64  # up to here an image is kept exactly, and enlarged with its pixels visible
 
 
@@ -49,26 +48,19 @@ def render(
     Args:
         record: What is known of the run or the evaluation, as the package's own text lists it; only `title` must be.
         curves: The lines of `metrics.jsonl`.
-        mistakes, samples: Images that were taken for another class, and images as the model saw them in training.
-        findings: Images with what was found in them, beside the truth.
+        mistakes, samples, findings: Images that were taken for another class, as they were seen in training, and with
+            what was found in them beside the truth.
     """
     if not record.get("title"):
         raise ValueError("a report needs a title; expected record['title'], e.g. 'resnet18 on photos'")
     given = ("beside", "class_figures", "per_class", "confusion", "skipped", "facts")
     bodies: dict[str, Any] = {section: getattr(sections, section)(record) for section in given}
-    bodies |= {
-        "calibration": plotted.calibration(record),
-        "suites": plotted.suites(record),
-        "twins": record.get("twins"),
-    }
+    bodies |= {name: getattr(plotted, name)(record) for name in ("calibration", "suites")}
     bodies |= {"curves": plotted.curves(curves), "figures": sections.figures(record, SECTIONS)}
     bodies |= {"mistakes": gallery(mistakes), "samples": gallery(samples), "findings": gallery(findings, LARGE)}
-    absent = record.get("absent") or {}
-    shown = [
-        dict(key=key, title=title, body=bodies[key], absent=absent.get(key))
-        for key, title in SECTIONS.items()
-        if bodies[key] or key in absent
-    ]
+    bodies["twins"], absent = record.get("twins"), record.get("absent") or {}
+    there = [key for key in SECTIONS if bodies[key] or key in absent]
+    shown = [dict(key=key, title=SECTIONS[key], body=bodies[key], absent=absent.get(key)) for key in there]
     script, look = (Path(__file__).with_name(name).read_text("utf-8") for name in ("sort.js", "style.css"))
     return html.render(
         "report/page",
@@ -89,9 +81,8 @@ def gallery(images: Sequence[CaptionedImage], side: int = SIDE) -> dict[str, Any
         image = shrunk(one.image, side)
         tiny, (width, height) = max(image.size) <= TINY, image.size
         options: dict[str, Any] = dict(form="PNG") if tiny else dict(form="JPEG", quality=82)
-        source = html.data_uri(image, optimize=True, **options)
-        lines = one.caption.splitlines() or [""]
-        shown.append(dict(src=source, tiny=tiny, width=width, height=height, alt=one.alt, caption=lines))
+        about = dict(tiny=tiny, width=width, height=height, alt=one.alt, caption=one.caption.splitlines() or [""])
+        shown.append(dict(src=html.data_uri(image, optimize=True, **options), **about))
     return dict(images=shown, wide=side > SIDE) if shown else {}
 
 

@@ -47,11 +47,7 @@ SETTINGS |= {"weights averaged": "ema", "precision": "precision"}
 
 
 def write_evaluation(evaluation: Any, folder: Path | None) -> Any:
-    """Write evaluation.json, report.html, and predictions.csv or results.json into a folder, which is made.
-
-    Of an Evaluation or a DenseEvaluation; without a folder, its record is made alone. Returns the evaluation, which
-    knows its record and its folder by then.
-    """
+    """Write what an evaluation found into a folder, if there is one; it is returned with its record and folder."""
     is_dense = isinstance(evaluation, DenseEvaluation)
     record = dense_evaluation.record_of(evaluation) if is_dense else record_of(evaluation)
     if folder is not None:
@@ -81,10 +77,7 @@ def report_run(
     device: str = "auto",
     evaluated: bool = True,
 ) -> Path:
-    """Write a run's report.html: what it is, how it went, and what its best model says of the validation images.
-
-    Splits and seconds are what somebody may know already; not `evaluated`, it has curves and settings alone.
-    """
+    """Write a run's report.html: what it is, how it went, and if `evaluated` what its best model says of the images."""
     folder, is_dense_run = RunFolder(path), is_dense(path)
     check_records(folder)
     config, lines = folder.config(), folder.metrics()
@@ -144,9 +137,8 @@ def mistakes(result: Result, most: int = SHOWN) -> list[CaptionedImage]:
 
 def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[CaptionedImage]:
     """Training images as the run saw its first ones: transformed, erased and mixed as its recipe says."""
-    run = classifier.run["broadsight"]
+    run, ours = classifier.run["broadsight"], classifier.transforms
     recipe, classes = Recipe().change(run["recipe"]), classifier.labels or tuple(splits.classes)
-    ours = classifier.transforms
     transforms = transforms_of(recipe, classifier.run["pretrained_cfg"], ours.channels)
     transforms = replace(transforms, mean=ours.mean, std=ours.std)
     learned = SourceDataset(splits.train, transforms.build(True), seed=run["seed"], training=True)
@@ -162,11 +154,9 @@ def samples(classifier: Classifier, splits: Splits, most: int = SHOWN) -> list[C
         augment.begin_epoch(0)
         images, targets = augment(normalise(batch.images), batch.labels)
     pixels = normalise.invert(images).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()  # B H W C
-    shown = []
-    for one, target in zip(pixels, targets, strict=True):
-        name = _target(target, classes)
-        shown.append(CaptionedImage(Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one), name, name))
-    return shown
+    shown = [Image.fromarray(one.squeeze(-1) if one.shape[-1] == 1 else one) for one in pixels]
+    names = [_target(target, classes) for target in targets]
+    return [CaptionedImage(image, name, name) for image, name in zip(shown, names, strict=True)]
 
 
 def _target(target: Tensor, classes: Sequence[str]) -> str:
@@ -176,9 +166,8 @@ def _target(target: Tensor, classes: Sequence[str]) -> str:
     floor = target.min()  # what label smoothing gives to all
     shares = (target - floor) / (target - floor).sum().clamp_min(1e-9)
     found = [(float(share), classes[index]) for index, share in enumerate(shares) if share > 0.005]
-    if len(found) == 1:
-        return found[0][1]
-    return " + ".join(f"{name} {100 * share:.0f} %" for share, name in sorted(found, reverse=True))
+    mixed = " + ".join(f"{name} {100 * share:.0f} %" for share, name in sorted(found, reverse=True))
+    return found[0][1] if len(found) == 1 else mixed
 
 
 def _about(run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], seconds: float | None) -> dict[str, Any]:
@@ -215,6 +204,8 @@ def _dense_page_of(record: Mapping[str, Any]) -> dict[str, Any]:
     absent = dict(record["absent"])
     if scores.get(goal) is None:
         absent["figures"] = f"{meaning(goal).label} {why_missing(goal, there)}"
+    headline = [{"label": meaning(name).label, "value": percent(scores[name])} for name in names]
+    headline = [card | ({"note": over} if name != "aacc" else {}) for name, card in zip(names, headline, strict=True)]
     latency = f"{record['latency_ms']:.1f} ms" if record["latency_ms"] else "-"
     device = f"{record['device']}, threads: {record['threads']}"
     rows = [["data", str(place)], ["time of an image", latency], ["device", device]]
@@ -222,10 +213,7 @@ def _dense_page_of(record: Mapping[str, Any]) -> dict[str, Any]:
         "title": record["model"]["title"],
         "kind": "evaluation",
         "subtitle": "; ".join(asked),
-        "headline": [
-            {"label": meaning(name).label, "value": percent(scores[name])} | ({"note": over} if name != "aacc" else {})
-            for name in names
-        ],
+        "headline": headline,
         "figures": defined(scores),
         "absent": absent,
         "class_figures": record["per_class"],
@@ -236,9 +224,7 @@ def _dense_page_of(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _about_dense(
-    config: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], seconds: float | None
-) -> dict[str, Any]:
+def _about_dense(config: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], seconds: float | None) -> dict:
     """Title, subtitle and facts of the report of a run, from its configuration and the metrics of its epochs."""
     run = config["broadsight"]
     settings, recipe = run["settings"], run["recipe"]
@@ -262,6 +248,5 @@ def _twins(path: Path) -> list[dict[str, Any]]:
     for folder in [path, *others] if others else []:
         run, lines = RunFolder(folder).config()["broadsight"], RunFolder(folder).metrics()
         best = next((line["best"] for line in reversed(lines) if "best" in line), None)
-        row = dict(title=title(run["settings"]), top1=best, parameters=run["parameters"], folder=folder.name)
-        rows += [row] if best is not None else []
-    return rows
+        rows.append(dict(title=title(run["settings"]), top1=best, parameters=run["parameters"], folder=folder.name))
+    return [row for row in rows if row["top1"] is not None]

@@ -1,7 +1,4 @@
-"""Sections of figures, classes, other models and details, as plain data that `templates/sections.html` writes.
-
-Every function takes the record of a report and gives what its section shows; an empty answer leaves the section out.
-"""
+"""Sections of figures, classes, models and details: of a record what `templates/sections.html` writes, or nothing."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -15,8 +12,7 @@ from .colours import LEVELS
 
 ALL_SHOWN = 40  # classes up to here are one table
 WORST, BEST = 20, 5
-MATRIX = 60  # classes up to here are a matrix
-ROOMY = 20  # classes up to here have cells wide enough for any count
+MATRIX, ROOMY = 60, 20  # classes up to here are a matrix, with cells wide enough for any count
 CONFUSIONS, SKIPPED = 30, 100  # pairs of classes that are listed, and images that are named
 _COSTS = ("parameters", "macs", "latency_ms")
 
@@ -24,10 +20,7 @@ Record = Mapping[str, Any]
 
 
 def figures(record: Record, sections: Collection[str]) -> list[dict[str, Any]]:
-    """Rows of all figures with their meaning, then of those that could not be measured, with the reason.
-
-    Why one of the `sections` is missing is said in its own place.
-    """
+    """Rows of all figures with their meaning, then of absent ones with the reason; `sections` say theirs in place."""
     measured = {key: value for key, value in (record.get("figures") or {}).items() if value is not None}
     covered, rows = record.get("coverage") or {}, []
     there, classes = covered.get("occurring"), covered.get("classes")
@@ -43,11 +36,7 @@ def figures(record: Record, sections: Collection[str]) -> list[dict[str, Any]]:
 
 
 def beside(record: Record) -> dict[str, Any]:
-    """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost.
-
-    This model's row is made from the record itself, unless a row of its title is given. Figures that only one has are
-    left out: there is nothing to compare.
-    """
+    """Rows of this model and the others, the best of every column marked, and charts of accuracy over cost."""
     others = list(record.get("beside") or ())
     if not others:
         return {}
@@ -61,9 +50,9 @@ def beside(record: Record) -> dict[str, Any]:
     keys = [*costs, *(key for key, count in counts.items() if count > 1 and key not in costs)]
     values = [(model.get("figures") or {}) | {key: model.get(key) for key in costs} for model in models]
     best: dict[str, Any] = {}  # of the columns whose values differ, where it is known which way is better
-    for key in keys:
-        column: list[Any] = [mine[key] for mine in values if known(mine.get(key))]
-        if meaning(key).better and len(set(column)) > 1:
+    for key in (key for key in keys if meaning(key).better):
+        column: set[Any] = {mine[key] for mine in values if known(mine.get(key))}
+        if len(column) > 1:
             best[key] = max(column) if meaning(key).better > 0 else min(column)
     rows = []
     for model, mine in zip(models, values, strict=True):
@@ -122,13 +111,11 @@ def confusion(record: Record) -> dict[str, Any]:
     matrix = record.get("confusion") or ()
     names = [str(name) for name in record.get("classes") or ()]
     names += [str(i) for i in range(len(names), len(matrix))]
-    frequent = record.get("confused")
-    if not frequent:
-        wrong = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count and i != j)
-        frequent = [
-            {"class": names[i], "as": names[j], "count": -less, "share": -100 * less / sum(matrix[i])}
-            for less, i, j in nsmallest(CONFUSIONS, wrong)
-        ]
+    wrong = ((-count, i, j) for i, row in enumerate(matrix) for j, count in enumerate(row) if count and i != j)
+    frequent = record.get("confused") or [
+        {"class": names[i], "as": names[j], "count": -less, "share": -100 * less / sum(matrix[i])}
+        for less, i, j in nsmallest(CONFUSIONS, wrong)
+    ]
     if not matrix and not frequent:
         return {}
     shown = dict(too_large=len(matrix)) if len(matrix) > MATRIX else dict(too_large=0, **_matrix(matrix))
@@ -143,8 +130,8 @@ def _matrix(matrix: Sequence[Sequence[int]]) -> dict[str, Any]:
     worst = max((s for i, row in enumerate(shares) for j, s in enumerate(row) if i != j), default=0) or 1
 
     def colour(i: int, j: int) -> str:
-        full = 1 if i == j else worst
-        return f"{'h' if i == j else 'e'}{max(round(shares[i][j] / full * LEVELS), 1)}"
+        kind, full = ("h", 1) if i == j else ("e", worst)
+        return f"{kind}{max(round(shares[i][j] / full * LEVELS), 1)}"
 
     rows = [[(count, colour(i, j)) for j, count in enumerate(row)] for i, row in enumerate(matrix)]
     return dict(matrix=rows, worst=100 * worst)
@@ -159,11 +146,8 @@ def skipped(record: Record) -> dict[str, Any]:
 def facts(record: Record) -> dict[str, Any]:
     """Groups of facts, the last of them of versions and commit; and the command."""
     groups = [(str(group.get("group", "")), group.get("rows") or ()) for group in record.get("facts") or ()]
-    made: list[tuple[str, Any]] = []
-    if record.get("seed") is not None:
-        made.append(("seed", number(record["seed"])))
-    if "commit" in record:
-        made.append(("commit", record["commit"] or "unknown: not run from a checkout"))
+    made: list[tuple[str, Any]] = [("seed", number(record["seed"]))] if record.get("seed") is not None else []
+    made += [("commit", record["commit"] or "unknown: not run from a checkout")] if "commit" in record else []
     made += (record.get("versions") or {}).items()
     groups = [(title, rows) for title, rows in [*groups, ("Made with", made)] if rows]
     command = record.get("command")

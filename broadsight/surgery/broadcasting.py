@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from ..errors import check_choice
 from ..inspection.branch_structure import LOOKED_FOR
 from ..inspection.branches import PLACES as POSITIONS
-from ..inspection.branches import Branch, Tokens, find_branches
+from ..inspection.branches import Tokens, find_branches
 from ..layers import ContextBroadcast
 from ..layers.buffers import restore_on_load
 from ..layers.context_broadcast import KINDS, broadcast_input, broadcast_output
 from ..layers.kernels.dispatch import per_image
 from .description import as_edited, describe_edited
-from .passing import Passed
+from .pyramid import Passed
 
 BRANCHES = {"mlp": ("mlp",), "attn": ("attn",), "both": ("mlp", "attn")}
 
@@ -51,9 +51,8 @@ def add_context_broadcast(
     check_choice("position", position, POSITIONS)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is a {type(model).__name__}; expected a model, as timm.create_model gives")
-    present = next((name for name, module in model.named_modules() if isinstance(module, ContextBroadcast)), None)
-    if present is not None:
-        raise ValueError(f"{type(model).__name__} broadcasts context already ({present}); start from a fresh model")
+    if present := [name for name, module in model.named_modules() if isinstance(module, ContextBroadcast)]:
+        raise ValueError(f"{type(model).__name__} broadcasts context already ({present[0]}); start from a fresh model")
     found = find_branches(model, image_size=image_size)
     kinds = sorted({one.kind for one in found})
     if missing := next((one for one in BRANCHES[branch] if one not in kinds), None):
@@ -63,9 +62,7 @@ def add_context_broadcast(
         raise ValueError(f"{type(model).__name__} has no {missing} blocks; {looked}")
     # Everything is made before anything is changed, so that a refusal leaves the model as it was.
     made = []
-    for one in found:
-        if one.kind not in BRANCHES[branch]:
-            continue
+    for one in (one for one in found if one.kind in BRANCHES[branch]):
         tokens: Tokens | None = getattr(one, position)
         if tokens is None:
             where = f"in {one.name} ({type(one.module).__name__}) where all tokens of the image pass"
@@ -74,7 +71,17 @@ def add_context_broadcast(
         made.append((one, tokens, _made(kind, tokens, class_token, [tokens.module, one.module, model])))
     described = as_edited(model)
     for one, tokens, broadcast in made:
-        _insert(model, one, tokens, broadcast)
+        tokens.module.context_broadcast = broadcast
+        if tokens.side == "input":
+            tokens.module.register_forward_pre_hook(broadcast_input)
+        else:
+            tokens.module.register_forward_hook(broadcast_output)
+            parent: Any = model.get_submodule(one.name.rpartition(".")[0])
+            if tokens.module is one.module and hasattr(parent, "keep_branches_apart"):
+                parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself
+        if isinstance(broadcast, WindowedBroadcast):
+            assert tokens.block is not None
+            tokens.block.register_forward_pre_hook(broadcast.images)
     if getattr(model, "pretrained_cfg", None):  # without, nobody can save the model by a name
         how = dict(branch=branch, position=position, class_token=class_token, image_size=image_size)
         how = {key: value for key, value in how.items() if value is not None}
@@ -121,17 +128,3 @@ def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn
     like = next((p for module in near for p in module.parameters() if p.is_floating_point()), None)
     made.train(tokens.module.training)
     return made if like is None else made.to(like.device, like.dtype)
-
-
-def _insert(model: nn.Module, branch: Branch, tokens: Tokens, broadcast: ContextBroadcast) -> None:
-    tokens.module.context_broadcast = broadcast
-    if tokens.side == "input":
-        tokens.module.register_forward_pre_hook(broadcast_input)
-    else:
-        tokens.module.register_forward_hook(broadcast_output)
-        parent: Any = model.get_submodule(branch.name.rpartition(".")[0])
-        if tokens.module is branch.module and hasattr(parent, "keep_branches_apart"):
-            parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself
-    if isinstance(broadcast, WindowedBroadcast):
-        assert tokens.block is not None
-        tokens.block.register_forward_pre_hook(broadcast.images)

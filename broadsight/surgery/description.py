@@ -1,9 +1,6 @@
-"""How a model is described, so that it can be made again: timm's name, and the arguments that `edited` takes.
+"""How a model is described, to be made again: a name and arguments, which timm keeps, or why there are none.
 
-timm keeps both in the model: the name in `pretrained_cfg["architecture"]`, the arguments that `create_model` was given
-in `_model_args`. Its own savers write them, its and Hugging Face's loaders read them. A model that is edited gets a new
-description here: the name "edited", and the arguments of `broadsight.models.edited.edit`. One that cannot be described
-gets the reason instead, which `edit` raises: it is never loaded as another model.
+An edited model is called "edited", its arguments are those of `models.edited.edit`, which raises such a reason.
 """
 
 import json
@@ -82,9 +79,8 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             json.dumps(value)
         except (TypeError, ValueError):
-            raise Undescribed(
-                f"its argument {key}={value!r} cannot be written down; give timm a name for it, such as 'relu' for ReLU"
-            ) from None
+            hint = "give timm a name for it, such as 'relu' for ReLU"
+            raise Undescribed(f"its argument {key}={value!r} cannot be written down; {hint}") from None
     return json.loads(json.dumps(dict(arguments)))
 
 

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import timm
@@ -31,16 +32,14 @@ class PooledModel(nn.Module):
     """A timm model with another pooling; a timm model itself. (B, in_chans, H, W) -> (B, num_classes).
 
     `forward_features` goes as far as the one map (B, num_features, h, w) that is pooled, `forward_head` from there to
-    the logits. `forward_intermediates` and `feature_info` are the backbone's.
-
-    Of the backbone as `as_backbone` gives it, its pyramid as `find_pyramid` does, and a pool over these maps as head.
+    the logits. The backbone is as `as_backbone` gives it, its pyramid as `find_pyramid`; the head pools these maps.
     """
 
     def __init__(self, backbone: nn.Module, pyramid: Pyramid, head: nn.Module):
         super().__init__()
         self.backbone: Any = backbone
-        self.pyramid, self.pooled = pyramid, True
         self.head: Any = head
+        self.pyramid, self.pooled = pyramid, True
         self.in_chans, self.num_classes = pyramid.in_chans, self.head.num_classes
         self.num_features, self.head_hidden_size = self.head.dim, self.head.num_features
         self.feature_info = getattr(backbone, "feature_info", [])
@@ -82,23 +81,18 @@ class PooledModel(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The backbone's intermediate features, and what `forward_features` gives unless intermediates_only.
+        """The backbone's intermediate features, by timm's arguments, and what `forward_features` gives if wanted.
 
-        Args:
-            indices: Features to take: the last n, or a sequence of positions in `feature_info`; all if None.
-            norm: Has no effect: the maps are pooled raw, and the backbone's final norm is gone.
-            stop_early: Skip what the taken features do not need; only with intermediates_only.
-            output_fmt: "NCHW" or another format that the backbone knows.
+        `norm` has no effect, since the maps are pooled raw; `stop_early` has one only with `intermediates_only`.
         """
         check_images(x, self.in_chans)
         if self.pyramid.indices is None:
-            known = f"{type(self.backbone).__name__} gives no intermediate features"
-            raise ValueError(f"{known}; model.pyramid gives its maps")
+            name = type(self.backbone).__name__
+            raise ValueError(f"{name} gives no intermediate features; model.pyramid gives its maps")
         if intermediates_only or isinstance(self.head, nn.Identity):
-            options = dict(stop_early=True) if stop_early else {}
-            features = self.backbone.forward_intermediates(
-                x, indices=indices, output_fmt=output_fmt, intermediates_only=intermediates_only, **options
-            )
+            options: dict[str, Any] = dict(indices=indices, output_fmt=output_fmt)
+            options |= dict(stop_early=True) if stop_early else {}
+            features = self.backbone.forward_intermediates(x, intermediates_only=intermediates_only, **options)
             for tap in self.pyramid.taps:
                 tap.kept.take()
             return features
@@ -107,7 +101,10 @@ class PooledModel(nn.Module):
             wanted = list(range(count))[-indices if indices else 0 :]
         else:
             wanted = [index % count for index in indices]
-        maps, taken = self.pyramid.with_features(self.backbone, x, wanted)
+        every, taps = sorted({*self.pyramid.indices, *wanted}), len(self.pyramid.taps)
+        maps = replace(self.pyramid, indices=tuple(every))(self.backbone, x)  # in one pass
+        found = dict(zip(every, maps[taps:], strict=True))
+        maps, taken = [*maps[:taps], *(found[i] for i in self.pyramid.indices)], [found[i] for i in wanted]
         if output_fmt != "NCHW":
             taken = [y.permute(0, 2, 3, 1) if output_fmt == "NHWC" else y.flatten(2).mT for y in taken]
         return self.head.merge_maps(maps), taken
@@ -279,16 +276,12 @@ def swap_pool(
 def check_name(name: str) -> None:
     """A ValueError with the nearest names if timm knows none like this."""
     if not timm.is_model(name.split(".")[0]) and ":" not in name:
-        near = nearest(name, timm.list_models(), 3)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise ValueError(f"unknown model {name!r}{hint}")
+        near = ", ".join(nearest(name, timm.list_models(), 3))
+        raise ValueError(f"unknown model {name!r}" + (f"; nearest: {near}" if near else ""))
 
 
 def create_backbone(name: str, *, any_size: bool = True, **create_kwargs: Any) -> nn.Module:
-    """A timm model by name, made for any image size if its family can be and the size is left open.
-
-    With `any_size` False it is made exactly as timm.create_model does.
-    """
+    """A timm model by name; with `any_size` for images of any, if its family can be and the size is left open."""
     check_name(name)
     sized = not any_size or any(argument in create_kwargs for argument in SIZE_ARGUMENTS)
     for choice in () if sized else ANY_SIZE:
@@ -312,8 +305,7 @@ def ends_with_layer_norm(model: Any) -> bool:
 
 def _below_backbone(pattern: Any) -> Any:
     """timm's patterns for parameter names (text, or sequences of (text, position)), for names below `backbone`."""
-    if isinstance(pattern, str):
-        # Patterns may hold several alternatives, each with its own anchor.
+    if isinstance(pattern, str):  # it may hold several alternatives, each with its own anchor
         unanchored = re.sub(r"(?<![\[\\])\^", "", pattern)
         return rf"^backbone\.(?:{unanchored})"
     return type(pattern)(map(_below_backbone, pattern)) if isinstance(pattern, list | tuple) else pattern

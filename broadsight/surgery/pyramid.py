@@ -1,8 +1,10 @@
 """Feature maps of every level from any timm model: what it already offers, and its stem where it keeps that back."""
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,9 +14,32 @@ from ..errors import first_line
 from ..inspection.layout import layouts_of
 from ..inspection.meta_pass import as_pair, copied, image_channels
 from ..inspection.meta_pass import image_size as built_for
-from .passing import Passed
 
-STEMS = ("stem", "patch_embed")  # what timm's models call what comes before their first stage
+
+class Passed:
+    """A value that a hook hands on to a later step of the same pass, one for each thread; copies start empty."""
+
+    def __init__(self) -> None:
+        self._traced: Any = None  # a compiler follows a plain attribute more easily
+        self._local = threading.local()
+
+    def put(self, value: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._traced = value
+        else:
+            self._local.value = value
+
+    def get(self) -> Any:
+        return self._traced if torch.compiler.is_compiling() else self._local.value
+
+    def take(self) -> Any:
+        """The value, once."""
+        value = self.get()
+        self.put(None)
+        return value
+
+    def __reduce__(self) -> tuple:
+        return Passed, ()
 
 
 class Tap:
@@ -53,21 +78,13 @@ class Pyramid:
         tapped, maps = self.run(backbone, images)
         return [*(self._as_map(kept, i, images) for i, kept in enumerate(tapped)), *maps]
 
-    def with_features(self, backbone: nn.Module, images: Tensor, wanted: Sequence[int]) -> tuple[list, list[Tensor]]:
-        """In one pass the maps, and any of the model's intermediate features by their positions."""
-        assert self.indices is not None
-        every = sorted({*self.indices, *wanted})
-        maps = replace(self, indices=tuple(every))(backbone, images)
-        lower, found = maps[: len(self.taps)], dict(zip(every, maps[len(self.taps) :], strict=True))
-        return [*lower, *(found[i] for i in self.indices)], [found[i] for i in wanted]
-
     def run(self, backbone: Any, images: Tensor) -> tuple[list[Any], list[Tensor]]:
         """What the taps kept, in whatever form, and the maps that the model gives by itself."""
-        if self.indices is None:
+        if self.indices is not None:
+            maps = backbone.forward_intermediates(images, indices=list(self.indices), intermediates_only=True)
+        else:
             last = backbone.forward_features(images)
             maps = [] if self.taps else [last]
-        else:
-            maps = backbone.forward_intermediates(images, indices=list(self.indices), intermediates_only=True)
         return [tap.kept.take() for tap in self.taps], maps
 
     def _as_map(self, kept: Any, position: int, images: Tensor) -> Tensor:
@@ -104,14 +121,11 @@ def find_pyramid(
     """How to obtain the pyramid of a model, which `as_backbone` changes, not this; a ValueError if it has none.
 
     Args:
-        model: A timm model, or one that offers `forward_intermediates` or `forward_features` likewise.
         indices: Which of the model's intermediate features to take; by default all stages, and of a model whose
             maps are all of one size four evenly spaced blocks.
         stem: Name of the module whose output is the lowest map; "" for none; by default what the model calls a stem,
             unless it lists that among its features or its maps are all of one size.
-        last_only: Only the last map is wanted.
-        in_chans: Channels of an image; by default as many as the model's first convolution takes.
-        image_size: Side or (H, W) that the model was built for; by default what it says itself.
+        in_chans, image_size: By default what the first convolution takes, and what the model says it was built for.
     """
     info = _feature_info(model)
     pyramid = Pyramid(as_pair(image_size) if image_size else built_for(model), 0)
@@ -141,14 +155,9 @@ def find_pyramid(
 
 
 def as_backbone(model: nn.Module, pyramid: Pyramid) -> nn.Module:
-    """The model as the backbone of its pyramid; it is changed in place.
-
-    What the maps do not need (classifier, final norm, later blocks) is cut off where the model knows how to do that.
-    Parameters that no map depends on are frozen: none must wait in vain for a gradient, which distributed training
-    takes for an error.
-    """
+    """The model as the backbone of its pyramid, changed in place: cut down to what the maps need, the rest frozen."""
     _edit(model, pyramid)
-    for name in pyramid.idle:
+    for name in pyramid.idle:  # distributed training takes a parameter without a gradient for an error
         model.get_parameter(name).requires_grad_(False)
     for name in pyramid.dropped:
         setattr(model, name, nn.Identity())
@@ -186,24 +195,20 @@ def _edit(model: Any, pyramid: Pyramid) -> None:
 
 
 def _measured(pyramid: Pyramid, model: nn.Module, in_chans: Sequence[int]) -> Pyramid:
-    """The same with channels, sizes and idle parts, from one pass of a copy without values, or with where it insists.
-
-    Of `in_chans`, what the channels of an image may be, the first that the model takes is right.
-    """
+    """The same with channels, sizes and idle parts, by a pass of a copy with the first of `in_chans` that it takes."""
     faults = []
-    for channels in in_chans:
-        for with_values in (False, True):
-            backbone, its_pyramid = copied((model, pyramid), model, with_values)
-            _edit(backbone, its_pyramid)
-            images = _images(backbone.eval(), channels, pyramid.image_size)
-            try:
-                with torch.set_grad_enabled(not with_values):
-                    tapped, maps = its_pyramid.run(backbone, images)
-                found = _with_shapes(replace(pyramid, in_chans=channels), tapped, maps, model)
-                idle = () if with_values else _idle(backbone, tapped, maps)
-                return replace(found, idle=idle, dropped=_dropped(backbone, its_pyramid, idle, images))
-            except Exception as error:
-                faults.append(error)
+    for channels, with_values in product(in_chans, (False, True)):
+        backbone, its_pyramid = copied((model, pyramid), model, with_values)
+        _edit(backbone, its_pyramid)
+        images = _images(backbone.eval(), channels, pyramid.image_size)
+        try:
+            with torch.set_grad_enabled(not with_values):
+                tapped, maps = its_pyramid.run(backbone, images)
+            found = _with_shapes(replace(pyramid, in_chans=channels), tapped, maps, model)
+            idle = () if with_values else _idle(backbone, tapped, maps)
+            return replace(found, idle=idle, dropped=_dropped(backbone, its_pyramid, idle, images))
+        except Exception as error:
+            faults.append(error)
     # What a pass with arithmetic says of the likeliest number of channels.
     fault = next((fault for fault in faults if isinstance(fault, ValueError)), faults[1])
     raise ValueError(_no_features(model, first_line(fault))) from fault
@@ -215,9 +220,20 @@ def _images(model: nn.Module, channels: int, size: Sequence[int]) -> Tensor:
 
 def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], model: nn.Module) -> Pyramid:
     channels, sizes, forms = [], [], []
+    height, width = pyramid.image_size
     for kept in tapped:
         x, grid = kept if isinstance(kept, tuple) else (kept, None)
-        form, size = _layout_of(x, grid, pyramid.image_size, getattr(model, "output_fmt", None))
+        if not isinstance(x, Tensor):
+            raise ValueError(f"one of its features is a {type(x).__name__}, not a map (B, C, H, W)")
+        if grid is not None:  # some modules give it (H, W) too
+            form, size = "NLC", (int(grid[0]), int(grid[1]))
+        else:
+            asked: dict[str, Any] = dict(form=getattr(model, "output_fmt", None), prefixes=[0], nearest=x.ndim == 4)
+            found = layouts_of(x.shape, pyramid.image_size, **asked)
+            if not found:
+                gives = f"the stem gives {tuple(x.shape[1:])} for an image of {height}x{width}"
+                raise ValueError(f"{gives}, which is no map of it; pass stem='' to do without")
+            form, size = found[0].form, found[0].grid
         channels.append(x.shape[1 if form == "NCHW" else -1])
         sizes.append(size)
         forms.append(form)
@@ -228,21 +244,6 @@ def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], model:
         channels.append(x.shape[1])
         sizes.append(tuple(x.shape[-2:]))
     return replace(pyramid, channels=tuple(channels), sizes=tuple(sizes), forms=tuple(forms))
-
-
-def _layout_of(x: Any, grid: Any, image_size: tuple[int, int], form: Any) -> tuple[str, tuple[int, int]]:
-    """The form and size of a tapped output, of which some modules give the grid (H, W) too."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"one of its features is a {type(x).__name__}, not a map (B, C, H, W)")
-    if grid is not None:
-        return "NLC", (int(grid[0]), int(grid[1]))
-    found = layouts_of(x.shape, image_size, form=form, prefixes=[0], nearest=x.ndim == 4)
-    if not found:
-        raise ValueError(
-            f"the stem gives {tuple(x.shape[1:])} for an image of {image_size[0]}x{image_size[1]}, which is no map of "
-            "it; pass stem='' to do without"
-        )
-    return found[0].form, found[0].grid
 
 
 def _idle(backbone: nn.Module, tapped: list[Any], maps: list[Tensor]) -> tuple[str, ...]:
@@ -280,11 +281,10 @@ def _feature_info(model: Any) -> list[dict[str, Any]]:
 
 def _unlisted_stem(model: nn.Module, info: Sequence[dict[str, Any]]) -> str:
     """The name of the model's stem, or "" if it has none or its output is among the features anyway."""
-    listed = [str(entry.get("module", "")) for entry in info]
-    for name in STEMS:
+    for name in ("stem", "patch_embed"):  # what timm's models call it
         stem = getattr(model, name, None)
         if isinstance(stem, nn.Module) and not isinstance(stem, nn.ModuleList):  # a list is never called itself
-            return "" if any(module.split(".")[0] == name for module in listed) else name
+            return "" if any(str(entry.get("module", "")).split(".")[0] == name for entry in info) else name
     return ""
 
 

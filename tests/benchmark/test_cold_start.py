@@ -16,17 +16,12 @@ def contender(runtime: str, folder: Path) -> tuple[Contender, Settings]:
     return made, settings
 
 
-def test_measure__torch_starts_from_its_weights(tmp_path):
-    eager, settings = contender("eager", tmp_path)
-    found = start_up.measure(eager, settings, eager.artefact)
+@pytest.mark.parametrize("runtime", ["eager", pytest.param("pt2", marks=pytest.mark.slow)])
+def test_measure__torch_starts_from_its_weights_and_others_from_files(runtime, tmp_path):
+    made, settings = contender(runtime, tmp_path)
+    found = start_up.measure(made, settings, made.artefact)
     assert 0 < found.seconds < found.seconds + found.import_s
     assert found.resident_bytes is None or 0 < found.resident_bytes < 1e9
-
-
-@pytest.mark.slow
-def test_measure__an_artefact(tmp_path):
-    exported, settings = contender("pt2", tmp_path)
-    assert start_up.measure(exported, settings, exported.artefact).seconds > 0
 
 
 def test_measure__says_why_a_process_failed(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def test_saved_for_backward():
     assert saved_for_backward(nn.Identity(), lambda: x + x) == 0
 
 
-def test_peak_memory__the_worst_moment_not_the_sum():
+def test_peak_memory_and_kernel_launches__the_worst_moment_not_the_sum_and_views_are_free():
     model, x = linear_gelu()
 
     @torch.inference_mode()
@@ -37,9 +37,6 @@ def test_peak_memory__the_worst_moment_not_the_sum():
             torch.zeros(1000)
 
     assert peak_memory(one_after_the_other) == 4 * 1000
-
-
-def test_kernel_launches__views_are_free():
     x = torch.randn(4, 4)
     assert kernel_launches(lambda: x.view(2, 8).t()[0]) == 0
     assert kernel_launches(lambda: (x + 1).t().contiguous() @ x) == 3

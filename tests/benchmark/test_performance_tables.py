@@ -40,7 +40,7 @@ def test_instead__the_fastest_other_of_no_less_accuracy(file):
     assert lines[-1] == "No published top-1 in our sources: `pvt_v2_b0_cb`."
 
 
-def test_latency__all_runtimes_and_what_was_not_run(file):
+def test_latency_costs_runtimes_and_sources__and_what_was_not_run(file):
     text = TABLES["latency"](file)
     assert "| MAT | `mat_1` | 76.3 % | 0.0 M | 0.00 G | 30.0 ±0% | 20.0 ±0% | 5.0 ±0% | 1.50 (onnx) |" in text
     assert "| not in our sources | 0.0 M | 0.00 G | 9.0 ±0% | not run | not run | 1 (eager) |" in text
@@ -48,9 +48,6 @@ def test_latency__all_runtimes_and_what_was_not_run(file):
     models = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ") and "`" in line]
     order = "pvt_v2_b0_cb", "mat_1", "partialformer_b3", "efficientnet_b0", "fastvit_t8@256", "resnet50"
     assert models == [f"`{name}`" for name in order]
-
-
-def test_costs_runtimes_and_sources(file):
     text = TABLES["costs"](file)
     assert "| `mat_1` | not run | 0.50 s, 3 MB, 2.5 MB | not run |" in text
     assert "comes before that: onnx 1.0 s." in text

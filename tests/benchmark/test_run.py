@@ -8,14 +8,21 @@ import pytest
 import timm
 import torch
 
-from broadsight.benchmark import candidates as contenders
 from broadsight.benchmark import run as benchmark
 from broadsight.benchmark.candidates import Variant, build
 from broadsight.benchmark.run import Report, Settings, Summary, measure
 from broadsight.losses import MultiTokenLoss
 from broadsight.surgery.pooling import POOLS, swap_pool
+from tests.refusals import refused
 
 TINY = Settings(batch=2, size=(64, 64), rounds=3, warmup=1)
+ONCE = dataclasses.replace(TINY, rounds=1, warmup=0)
+PER_GROUP = str(Path(__file__).parents[2] / "benchmarks" / "per_group_map.py")
+OTHER = Path(PER_GROUP).read_text().replace("attn.softmax(-1)", "attn.sigmoid()")
+RIVALS = {"x = 1": "defines no module class PerGroupPool", "import no_such": "cannot be imported: ModuleNotFoundError"}
+RIVALS[OTHER] = r"test_resnet \+ map failed .* outputs differ by up to"
+AGAINST = [{"runtimes": ("eager",) * 2}, {"fuse": True}]
+AGAINST += [pytest.param({name: True}, marks=pytest.mark.slow) for name in ("light", "train")]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +48,8 @@ def test_measure__a_model_at_a_size_of_its_own():
     assert (first.model, second.model) == ("test_resnet", "test_resnet@96x64")
     assert (first.size, second.size, third.size) == ([64, 64], [96, 64], [64, 64])
     assert first.macs == third.macs < second.macs
-    with pytest.raises(ValueError, match="test_resnet@96x64 has a size of its own beside several sizes"):
-        benchmark.measure_sizes(["test_resnet@96x64"], TINY, [(32, 32), (64, 64)])
+    words = "test_resnet@96x64 has a size of its own beside several sizes"
+    refused(words, benchmark.measure_sizes, ["test_resnet@96x64"], TINY, [(32, 32), (64, 64)])
 
 
 def test_measure__rows_agree_with_their_samples_and_name_the_machine(inference):
@@ -66,16 +73,11 @@ def test_measure__rows_agree_with_their_samples_and_name_the_machine(inference):
     assert {"commit", "load_before", "load_after", "memory_variables", "device"} <= machine.keys()
 
 
-def test_measure__leaves_threads_and_random_state_alone():
+def test_measure__options_run_and_leave_threads_and_random_state_alone():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    measure(["test_resnet"], dataclasses.replace(TINY, threads=threads + 1, rounds=1))
-    assert torch.get_num_threads() == threads
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_measure__options_run():
-    settings = dataclasses.replace(TINY, channels_last=True, fuse=True, rounds=1)
+    settings = dataclasses.replace(TINY, channels_last=True, fuse=True, rounds=1, threads=threads + 1)
     (row,) = measure(["test_resnet"], settings).rows
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
     assert row.params <= sum(p.numel() for p in timm.create_model("test_resnet").parameters())
     (row,) = measure(["test_vit"], dataclasses.replace(TINY, dtype="bfloat16", rounds=1)).rows
     assert row.wall_ms.median > 0
@@ -98,9 +100,7 @@ def test_measure__options_run():
     ],
 )
 def test_expand__refuses(names, message):
-    with pytest.raises(ValueError) as error:
-        benchmark.expand(names)
-    assert str(error.value).startswith(message)
+    assert refused("", benchmark.expand, names).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,7 @@ def test_expand__refuses(names, message):
         ({"dtype": "int8"}, "unknown dtype 'int8'; expected one of float32, bfloat16, float16"),
         ({"device": "tpu"}, "unknown device 'tpu'; did you mean 'cpu'? expected one of cpu, cuda"),
         ({"size": (0, 8)}, "size=(0, 8); expected two positive numbers"),
-        (
-            {"pools": ("map", "gab")},
-            "unknown pool 'gab'; did you mean 'ga'? expected one of map, map-light, ga, cap, gap",
-        ),
+        ({"pools": ("map", "gab")}, "unknown pool 'gab'; did you mean 'ga'? expected one of map, map-light, ga, cap, "),
         ({"train": True, "light": True}, "a light pool with train=True"),
         ({"broadcasts": ("none", "gat")}, "unknown broadcast 'gat'; did you mean 'gate'? expected one of none, cb"),
         ({"against": "x.py"}, "against a file without head_only"),
@@ -128,39 +125,30 @@ def test_expand__refuses(names, message):
     ],
 )
 def test_settings__refuse(wrong, message):
-    with pytest.raises(ValueError) as error:
-        Settings(**wrong)
-    assert str(error.value).startswith(message)
+    assert refused("", Settings, **wrong).startswith(message)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without CUDA")
-def test_settings__refuse_a_device_that_is_not_there():
-    with pytest.raises(ValueError, match="device='cuda', but torch finds no CUDA device here; use device='cpu'"):
-        Settings(device="cuda")
-
-
-def test_settings__one_number_is_a_square_and_reports_survive_json(inference, training):
+def test_settings__one_number_is_a_square_and_reports_survive_json(inference, training, monkeypatch):
     assert Settings(size=96).size == (96, 96)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused("^device='cuda', but torch finds no CUDA device here; use device='cpu'", Settings, device="cuda")
     for report in (inference, training):
         assert Report.from_dict(json.loads(json.dumps(dataclasses.asdict(report)))) == report
 
 
-RESULTS = [Path(__file__).parents[2] / "results" / name for name in ("bench-inference.json", "pools.json")]
-
-
-@pytest.mark.parametrize("file", RESULTS, ids=[file.stem for file in RESULTS])
-def test_report__older_files_are_read(file):
-    data = json.loads(file.read_text("utf-8"))
+@pytest.mark.parametrize("file", ["bench-inference.json", "pools.json"])
+def test_report__older_files_are_read_and_new_ones_whole(file, tmp_path):
+    data = json.loads((Path(__file__).parents[2] / "results" / file).read_text("utf-8"))
     data.pop("command", None)
     report = Report.from_dict(data)
     first, *others = report.rows
     assert first.start_up_s is None and first.wall_ms.median > 0 and first.speedup.median == 1
     for row in others:
         assert 1 / row.speedup.median == pytest.approx(row.cpu_ratio.median, rel=0.1)
-
-
-PER_GROUP = str(Path(__file__).parents[2] / "benchmarks" / "per_group_map.py")
-ONCE = Settings(batch=2, size=(64, 64), rounds=1, warmup=0)
+    benchmark.write_json({"a": [1]}, tmp_path / "a.json")
+    with pytest.raises(TypeError):
+        benchmark.write_json({"a": object()}, tmp_path / "b.json")
+    assert [(p.name, json.loads(p.read_text())) for p in tmp_path.iterdir()] == [("a.json", {"a": [1]})]
 
 
 def test_pools_and_broadcasts__every_model_with_each():
@@ -214,10 +202,6 @@ def test_head_only__maps_of_the_backbone_and_none_of_its_costs():
     assert alone.launches > 10 and whole.launches is None
 
 
-AGAINST = [{"runtimes": ("eager",) * 2}, {"fuse": True}]
-AGAINST += [pytest.param({name: True}, marks=pytest.mark.slow) for name in ("light", "train")]
-
-
 @pytest.mark.parametrize("options", AGAINST)
 def test_against__same_weights_first_and_the_yardstick_of_its_pool(options):
     settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=PER_GROUP, rounds=2, **options)
@@ -234,33 +218,19 @@ def test_against__same_weights_first_and_the_yardstick_of_its_pool(options):
         assert ours.saved_ratio == (ours.saved_bytes / theirs.saved_bytes if settings.train else None)
 
 
-RIVALS = {"x = 1": "defines no module class PerGroupPool", "import no_such": "cannot be imported: ModuleNotFoundError"}
-OTHER = Path(PER_GROUP).read_text().replace("attn.softmax(-1)", "attn.sigmoid()")
-RIVALS[OTHER] = r"test_resnet \+ map failed .* outputs differ by up to"
-
-
 @pytest.mark.parametrize("source", RIVALS, ids=["nothing", "broken", "other"])
 def test_against__refuses_other_files_and_results(source, tmp_path):
     file = tmp_path / "rival.py"
     file.write_text(source)
     settings = dataclasses.replace(ONCE, pools=("map",), head_only=True, against=str(file))
-    with pytest.raises(RuntimeError if source == OTHER else ValueError, match=RIVALS[source]):
-        measure(["test_resnet"], settings)
+    refused(RIVALS[source], measure, ["test_resnet"], settings, error=RuntimeError if source == OTHER else ValueError)
 
 
 def test_against_and_light__refuse_pools_without_groups():
-    with pytest.raises(ValueError, match=r"test_resnet \+ gap has no groups of tokens to compare"):
-        measure(["test_resnet"], dataclasses.replace(ONCE, pools=("gap",), head_only=True, against=PER_GROUP))
+    settings = dataclasses.replace(ONCE, pools=("gap",), head_only=True, against=PER_GROUP)
+    refused(r"test_resnet \+ gap has no groups of tokens to compare", measure, ["test_resnet"], settings)
     for pools in ((), ("gap",), ("ga",)):
-        with pytest.raises(ValueError, match="light form"):
-            measure(["test_resnet"], dataclasses.replace(ONCE, pools=pools, light=True))
-
-
-def test_write_json__whole_or_not_at_all(tmp_path):
-    benchmark.write_json({"a": [1]}, tmp_path / "a.json")
-    with pytest.raises(TypeError):
-        benchmark.write_json({"a": object()}, tmp_path / "b.json")
-    assert [(p.name, json.loads(p.read_text())) for p in tmp_path.iterdir()] == [("a.json", {"a": [1]})]
+        refused("light form", measure, ["test_resnet"], dataclasses.replace(ONCE, pools=pools, light=True))
 
 
 @pytest.mark.slow
@@ -280,7 +250,8 @@ def test_measure__many_models_of_one_class_are_all_compiled(monkeypatch):
         compiled.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(contenders, "_compiled", lambda model: torch.compile(model, backend=backend))
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, backend=backend))
     names = ["test_resnet", *(f"resnet{n}" for n in ("10t", "14t", "18", "18d", "26", "26d", "26t", "34", "34d"))]
     measure(names, dataclasses.replace(TINY, size=(32, 32), runtimes=("compile",), rounds=1))
     assert len(compiled) == len(names)  # torch's own limit is 8, past which it would quietly run in eager mode

@@ -6,11 +6,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-SERVE = Path(__file__).parents[2] / "examples" / "serve"
-NEEDED = ("fastapi", "uvicorn", "httpx", "python_multipart")
-
-sys.path.append(str(SERVE))
-collect_ignore = [] if all(find_spec(package) for package in NEEDED) else ["test_serve.py"]
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "serve"))
+there = all(find_spec(package) for package in ("fastapi", "uvicorn", "httpx", "python_multipart"))
+collect_ignore = [] if there else ["test_serve.py"]
 
 
 def pytest_report_header() -> list[str]:

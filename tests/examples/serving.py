@@ -33,9 +33,7 @@ class Colours:
     def __init__(self, shifted: bool = False):
         self.shifted, self.gate = shifted, threading.Event()
         self.gate.set()
-        self.batches: list[int] = []
-        self.threads: set[int] = set()
-        self.inside = self.most_inside = 0
+        self.batches, self.threads, self.inside, self.most_inside = [], set(), 0, 0
 
     def __call__(self, images: np.ndarray) -> list[np.ndarray]:
         self.inside += 1

@@ -34,6 +34,12 @@ async def pieces(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
         yield data[start : start + size]
 
 
+async def held(data: bytes, going: asyncio.Event) -> AsyncIterator[bytes]:
+    """An upload that does not end before somebody lets it."""
+    yield data
+    await going.wait()
+
+
 async def test_classify__body_form_and_pieces():
     colour = (200, 120, 40)
     data = image(*colour)
@@ -45,10 +51,9 @@ async def test_classify__body_form_and_pieces():
         check(await client.post("/classify", content=image(*colour, form="BMP")), colour)
         one = await client.post("/classify?top=1", content=data, headers={"X-Request-ID": "me-1"})
         counted = (await client.get("/metrics")).json()
-    red = expected(colour)["red"]
-    assert one.json()["top"] == [{"class": "red", "index": 0, "probability": pytest.approx(red, abs=1e-5)}]
-    assert one.json()["id"] == one.headers["x-request-id"] == "me-1"
-    assert one.json()["batch"] == 1 and one.json()["milliseconds"].keys() == {"waited", "ran"}
+    said, red = one.json(), pytest.approx(expected(colour)["red"], abs=1e-5)
+    assert said["top"] == [{"class": "red", "index": 0, "probability": red}] and said["batch"] == 1
+    assert said["id"] == one.headers["x-request-id"] == "me-1" and said["milliseconds"].keys() == {"waited", "ran"}
     assert counted["answers"] == {"200": 6} and counted["images"] == 6 and counted["here"] == 0
 
 
@@ -69,10 +74,7 @@ async def test_classify__everybody_gets_his_own_answer_and_batches_form():
     assert run.most_inside == 1 and len(run.threads) <= 2  # one loads, one runs
     sizes = {str(size): run.batches.count(size) for size in set(run.batches)}
     assert counted["batch_sizes"] == sizes
-
-
-async def test_classify__one_by_one_where_the_artefact_takes_no_more():
-    run = Colours()
+    run = Colours()  # whose artefact takes one by one
     async with inside(run, any_batch=False) as (client, service):
         answers = await asyncio.gather(*(send(client, *c) for c in COLOURS[:8]))
         limits = (await client.get("/model")).json()["limits"]
@@ -139,14 +141,11 @@ async def test_limits__of_requests_that_are_here_and_of_time():
             assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
             assert answer.json()["error"] == "4 requests are here already; try again"
 
-    async def slowly():
-        yield image(1, 2, 3)[:20]
-        await asyncio.sleep(9)
-
     run = Colours()
     async with inside(run, timeout=0.3) as (client, service):
         run.gate.clear()
-        uploading, waiting = await asyncio.gather(client.post("/classify", content=slowly()), send(client, 1, 2, 3))
+        uploading = client.post("/classify", content=held(image(1, 2, 3)[:20], asyncio.Event()))
+        uploading, waiting = await asyncio.gather(uploading, send(client, 1, 2, 3))
         run.gate.set()
         service.options = replace(service.options, timeout=30)
         check(await send(client, 4, 5, 6), (4, 5, 6))
@@ -156,17 +155,12 @@ async def test_limits__of_requests_that_are_here_and_of_time():
 
 
 async def test_health__loading_ready_and_failed():
-    opening = threading.Event()
-
-    def slowly():
-        opening.wait(10)
-        return serving.session_of(Colours())
+    opening, ended = threading.Event(), []
 
     def never():
         raise ValueError("there is no x.onnx; `broadsight export` writes one")
 
-    ended = []
-    app = create_app(slowly, Options("x"))
+    app = create_app(lambda: opening.wait(10) and serving.session_of(Colours()), Options("x"))
     async with serving.beside(app) as client:
         health, early = await client.get("/health"), await client.post("/classify", content=b"x")
         assert (health.status_code, health.json()) == (503, {"status": "loading"})
@@ -221,7 +215,6 @@ async def test_failing_batch__fails_alone_and_nobody_gets_another_ones_answer():
 
 async def test_disconnected_clients__disturb_nobody():
     """Half of the clients hang up while they wait, one in the middle of its upload."""
-
     run = Colours()
     async with listening(run, max_batch=4) as (url, server, service):
         port = int(url.rpartition(":")[2])
@@ -248,8 +241,7 @@ async def test_disconnected_clients__disturb_nobody():
         counted = service.metrics()
     for answer, colour in zip(answers, COLOURS, strict=False):
         check(answer, colour)
-    assert counted["withdrawn"] == 12 and counted["here"] == 0
-    assert sum(run.batches) == 12
+    assert (counted["withdrawn"], counted["here"], sum(run.batches)) == (12, 0, 12)
 
 
 async def test_shutdown__answers_all_that_wait():
@@ -266,7 +258,7 @@ async def test_shutdown__answers_all_that_wait():
     for answer, colour in zip(answers, COLOURS, strict=False):
         check(answer, colour)
     assert service.status == "stopping" and sum(run.batches) == 24
-    async with listening(Colours(), max_megabytes=0.5) as (url, server, service), serving.connected(url) as client:
+    async with listening(Colours(), max_megabytes=0.5) as (url, *_), serving.connected(url) as client:
         whole = await client.post("/classify", content=bytes(5 * 2**20))
         chunked = await client.post("/classify", content=pieces(bytes(5 * 2**20), 2**16))
         check(await send(client, 1, 9, 3), (1, 9, 3))
@@ -315,54 +307,41 @@ async def test_others__over_the_wire_both_lengths_and_slow_headers():
 
 
 async def test_limits__of_all_uploads_together():
-    async def slowly(data: bytes, going: asyncio.Event) -> AsyncIterator[bytes]:
-        yield data
-        await going.wait()
-
     going, options = asyncio.Event(), dict(max_megabytes=0.001, max_total_megabytes=0.002)
     data = image(7, 8, 9).ljust(1000, b"\0")
     async with inside(Colours(), **options) as (client, service):
-        held = [asyncio.create_task(client.post("/classify", content=slowly(data, going))) for _ in range(2)]
+        asked = [asyncio.create_task(client.post("/classify", content=held(data, going))) for _ in range(2)]
         await until(lambda: service.bodies.here == 2000)
         refused = await client.post("/classify", content=data)
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
         going.set()
-        for answer in await asyncio.gather(*held):
+        for answer in await asyncio.gather(*asked):
             check(answer, (7, 8, 9))
         check(await client.post("/classify", content=data), (7, 8, 9))
         assert service.bodies.here == 0
 
 
 def test_model__tells_no_path():
-    about = replace(
-        serving.session_of(Colours()).description,
-        source="/home/me/runs/best",
-        provenance={"command": "broadsight export /home/me/runs/best", "run": {"settings": {"model": "/home/me/net"}}},
-        quantised={"calibrated": "128 images of /home/me/photos"},
-    )
-    told = public(about)
+    about, best = serving.session_of(Colours()).description, "/home/me/runs/best"
+    made = {"command": f"broadsight export {best}", "run": {"settings": {"model": "/home/me/net"}}}
+    quantised = {"calibrated": "128 images of /home/me/photos"}
+    told = public(replace(about, source=best, provenance=made, quantised=quantised))
     assert "/home" not in json.dumps(told) and "command" not in told["provenance"]
     assert told["source"] == "best" and told["quantised"]["calibrated"] == "128 images of photos"
     assert told["classes"] == ("red", "green", "blue")
 
 
 @pytest.mark.parametrize("fault", [None, "mixed", "wrong", "failed"])
-def test_load_test__sees_what_goes_wrong(fault):
+async def test_load_test__sees_what_goes_wrong(fault):
     """The clients of the load test against a service that answers well, and against ones that do not."""
     known = [Known(image(*colour), np.array([*expected(colour).values()])) for colour in COLOURS[:16]]
     if fault == "wrong":
         known[3] = Known(known[3].data, known[3].probabilities + np.array([0.01, -0.005, -0.005]))
     if fault == "failed":
         known[3] = Known(b"no image", known[3].probabilities)
-
-    async def ask():
-        tally = Tally()
-        run = Colours(shifted=fault == "mixed")
-        async with listening(run, max_batch=8, max_wait_ms=20) as (url, server, service):
-            await storm(url, known, tally, clients=16, requests=3, tolerance=1e-4)
-        return tally, run
-
-    tally, run = asyncio.run(ask())
+    tally = Tally()
+    async with listening(Colours(shifted=fault == "mixed"), max_batch=8, max_wait_ms=20) as (url, *_):
+        await storm(url, known, tally, clients=16, requests=3, tolerance=1e-4)
     assert tally.asked == 48 and tally.lost == 0
     assert tally.answered + tally.failed["415"] == 48 and len(tally.seconds) == tally.answered
     seen = {"mixed": tally.mixed > 0, "wrong": tally.wrong > 0, "failed": bool(+tally.failed)}
@@ -377,7 +356,7 @@ def leaves(capsys, said: str, call, *arguments) -> None:
     assert left.value.code == 2 and said in error and error.count("\n") == 1
 
 
-def test_options__command_line_before_environment(capsys):
+def test_options__command_line_before_environment_and_those_of_the_load_test(capsys):
     environment = {"BROADSIGHT_SERVE_MAX_BATCH": "32", "BROADSIGHT_SERVE_PORT": "9000", "BROADSIGHT_SERVE_MODEL": "a"}
     found = parse(["--port", "1234", "--max-wait-ms", "2.5"], environment)
     assert found == Options("a", port=1234, max_batch=32, max_wait_ms=2.5)
@@ -393,9 +372,6 @@ def test_options__command_line_before_environment(capsys):
         (["m"], {"BROADSIGHT_SERVE_THREADS": "two"}, "BROADSIGHT_SERVE_THREADS=two; expected int"),
     ]:
         leaves(capsys, said, parse, arguments, environment)
-
-
-def test_load_test__options_of_its_own_and_of_services(capsys):
     args, others = load_test.parse(["m", "--clients", "8", "--max-batch", "1,16", "--decoders", "3"])
     assert (args.clients, args.max_batch, others) == (8, "1,16", ["--decoders", "3"])
     for wrong, said in [

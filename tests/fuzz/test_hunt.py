@@ -42,15 +42,12 @@ def test_begins_with_the_seeds_and_mutates_them_while_there_is_time(target):
     assert target(seconds=0)[0] == [b"first seed", b"second"]
 
 
-def test_keeps_the_input_that_broke_the_target(target):
+def test_keeps_and_reports_what_broke_the_target(target, tmp_path, capsys):
     def one(data):
         assert b"\xff" not in data
 
     _, _, kept = target(one, cases=5000)
     assert kept is not None and b"\xff" in kept
-
-
-def test_a_target_that_dies_is_reported(monkeypatch, tmp_path, capsys):
     # No module of this name: the other process fails as it would for any other reason
     assert not hunt.run("missing", 1, 1, 0, tmp_path / "findings")
     assert "missing: BROKEN (exit 1" in capsys.readouterr().out

@@ -30,17 +30,17 @@ def measured(task: str, backbone: str) -> tuple[float, float]:
     return sum(p.numel() for p in model.parameters()) / 1e6, macs / 1e9
 
 
-DENSE = [  # the first three were also found in closed form
-    ("retinanet", "partialformer_b1", 16.155, 167.494),
-    ("semantic_fpn", "partialformer_b1", 10.753, 101.832),
-    pytest.param("upernet", "partialformer_b1", 34.820, 856.327, marks=pytest.mark.slow),
-    ("mask_rcnn", "partialformer_b1", 26.658, 185.702),
-    pytest.param("mask_rcnn", "resnet50", 44.401, 259.794, marks=pytest.mark.slow),
-    ("mask_rcnn", "map_resnet50", 60.689, 283.982),
-]
-
-
-@pytest.mark.parametrize(("task", "backbone", "params", "macs"), DENSE)
+@pytest.mark.parametrize(
+    ("task", "backbone", "params", "macs"),
+    [  # the first three were also found in closed form
+        ("retinanet", "partialformer_b1", 16.155, 167.494),
+        ("semantic_fpn", "partialformer_b1", 10.753, 101.832),
+        pytest.param("upernet", "partialformer_b1", 34.820, 856.327, marks=pytest.mark.slow),
+        ("mask_rcnn", "partialformer_b1", 26.658, 185.702),
+        pytest.param("mask_rcnn", "resnet50", 44.401, 259.794, marks=pytest.mark.slow),
+        ("mask_rcnn", "map_resnet50", 60.689, 283.982),
+    ],
+)
 def test_dense_model__params_and_macs(task, backbone, params, macs):
     assert measured(task, backbone) == pytest.approx((params, macs), abs=5e-4)
 
@@ -57,28 +57,15 @@ def mask_head() -> int:
     return 100 * (4 * 14**2 * 9 * WIDTH**2 + 14**2 * 4 * WIDTH**2 + 28**2 * 81 * WIDTH)
 
 
-@pytest.fixture(scope="module")
-def resnet18() -> int:
-    return count(dense_tables._stages("resnet18"), (1, 3, 800, 1280), convention=PRODUCTS)[0]
-
-
-# Box heads of Mask R-CNN and of a stage of the cascade, for 1000 regions
-BOXES = 1000 * (49 * WIDTH * 1024 + 1024**2 + 1024 * 81 * 5)
-CASCADED = 1000 * (4 * 49 * 9 * WIDTH**2 + 49 * WIDTH * 1024 + 1024 * 81 * 5)
-
-
-HEADS = [("mask_rcnn", PRODUCTS, BOXES + mask_head()), ("mask_rcnn", LAYERS, BOXES + mask_head())]
-
-
-@pytest.mark.parametrize(
-    ("task", "how", "heads"), [*HEADS, ("cascade_mask_rcnn", PRODUCTS, 3 * (CASCADED + mask_head()))]
-)
-def test_r_cnn__by_hand(resnet18, task, how, heads):
-    ours = sum(count(DenseModel(task, "resnet18"), (1, 3, 800, 1280), convention=how))
-    assert ours == resnet18 + pyramid_and_proposals() + heads
-
-
-def test_regions__their_number_is_the_convention(monkeypatch):
+def test_r_cnn__by_hand(monkeypatch):
+    resnet18 = count(dense_tables._stages("resnet18"), (1, 3, 800, 1280), convention=PRODUCTS)[0]
+    # Box heads of Mask R-CNN and of a stage of the cascade, for 1000 regions
+    boxes = 1000 * (49 * WIDTH * 1024 + 1024**2 + 1024 * 81 * 5)
+    cascaded = 1000 * (4 * 49 * 9 * WIDTH**2 + 49 * WIDTH * 1024 + 1024 * 81 * 5)
+    heads = [("mask_rcnn", PRODUCTS, boxes + mask_head()), ("mask_rcnn", LAYERS, boxes + mask_head())]
+    for task, how, expected in (*heads, ("cascade_mask_rcnn", PRODUCTS, 3 * (cascaded + mask_head()))):
+        ours = sum(count(DenseModel(task, "resnet18"), (1, 3, 800, 1280), convention=how))
+        assert ours == resnet18 + pyramid_and_proposals() + expected
     model = DenseModel("mask_rcnn", "resnet18")
     usual = sum(count(model, (1, 3, 64, 64), convention=PRODUCTS))
     monkeypatch.setattr(dense_tables, "MASKS", 200)
@@ -97,10 +84,12 @@ class Shown(nn.Module):
 
 
 @pytest.mark.parametrize(("side", "padded"), [(21, 21), (20, 21), (15, 21), (3, 7)])
-def test_mat__windows_are_padded_before_the_projections(side, padded):
+def test_mat_and_transposed__windows_are_padded_before_the_projections(side, padded):
     C, windows = 16, (padded // 7) ** 2
     model = Shown(AbstractTokenAttention(C, 2)).to("meta")
     assert sum(count(model, (1, side, side, C), convention=LAYERS)) == 4 * C**2 * padded**2 + 6 * C**2 * windows
+    layer = nn.ConvTranspose2d(8, 16, 4, stride=2, padding=1, device="meta")  # counts once
+    assert {sum(count(Shown(layer), (1, 8, 5, 7), convention=how)) for how in (PRODUCTS, LAYERS)} == {5 * 7 * 8 * 16**2}
 
 
 def test_neck__keys_and_values_at_every_position():
@@ -111,12 +100,6 @@ def test_neck__keys_and_values_at_every_position():
     expected = n * D * sum(channels) + attention + tokens * 4 * D**2 + D * sum(channels)
     assert sum(count(Shown(neck, lambda *maps: list(maps)).to("meta"), *shapes, convention=LAYERS)) == expected
     assert sum(p.numel() for p in neck.parameters() if p.ndim > 1) == 2 * D * sum(channels) + 8 * D**2 + tokens * D
-
-
-@pytest.mark.parametrize("how", [PRODUCTS, LAYERS])
-def test_transposed_convolutions__count_once(how):
-    layer = nn.ConvTranspose2d(8, 16, 4, stride=2, padding=1, device="meta")
-    assert sum(count(Shown(layer), (1, 8, 5, 7), convention=how)) == 5 * 7 * 8 * 16 * 16
 
 
 def test_rows__are_those_of_the_published_tables_and_name_the_size():
@@ -133,16 +116,13 @@ def test_rows__are_those_of_the_published_tables_and_name_the_size():
     assert all(names[0] == "params" for names in figures.values())
 
 
-def test_rows__what_cannot_be_built_says_why(monkeypatch):
+def test_rows__what_cannot_be_built_says_why_and_conventions_are_the_papers(monkeypatch):
     monkeypatch.setattr(dense_tables, "find_spec", lambda name: None)
     left_out = {row.rpartition(": ")[2]: build for row, _, build in rows(PRINTED) if isinstance(build, str)}
     lacking_pvt = {name for name, reason in left_out.items() if "PVT" in reason}
     assert lacking_pvt == {"mask_rcnn on map_pvt_small", "semantic_fpn on map_pvt_small"}
     others = {name for name, reason in left_out.items() if "broadsight[seg]" in reason}
     assert len(others) == len(left_out) - 2 == 7 and all(name.startswith("upernet") for name in others)
-
-
-def test_conventions_and_roundings__by_paper():
     names = ("retinanet on emsnet_tiny", "ssdlite on mat_1", "upernet on partialformer_b1")
     assert [convention(name) for name in names] == [OLD_PROFILER, LAYERS, PRODUCTS]
     assert convention("mask_rcnn on map_resnet50") == convention("mask_rcnn on resnet50") == dense_tables.NORMED_LAYERS
@@ -193,8 +173,8 @@ def test_verify__every_row():
 
 
 @pytest.mark.slow
-def test_convnext__fits_if_all_of_the_neck_ran_at_every_position():
-    """What the note of these rows says: the plain model, and all weights of the neck at stride 16."""
+def test_notes__of_convnext_and_emsnet(monkeypatch):
+    """ConvNeXt fits if all weights of the neck ran at stride 16 beside the plain model, EMSNet with wider MLPs."""
     plain = {(task, backbone): macs for task, backbone, _, macs in BASELINES if "convnext" in backbone}
     for (task, backbone), printed in plain.items():
         (neck,) = [m for m in dense_tables._stages(f"map_{backbone}").modules() if isinstance(m, MultiTokenNeck)]
@@ -203,11 +183,6 @@ def test_convnext__fits_if_all_of_the_neck_ran_at_every_position():
         total = measured(task, backbone)[1] + weights * (height // 16) * (width // 16)
         entry = next(e for e in PRINTED["map"]["dense"] if (e["task"], e["backbone"]) == (task, f"map_{backbone}"))
         assert round(total) == int(entry["macs"]) > int(printed)
-
-
-@pytest.mark.slow
-def test_emsnet_xtiny__with_wider_mlps(monkeypatch):
-    """What the notes of its rows say."""
     with torch.device("meta"):
         stages = open_stages("emsnet_xtiny", mlp_ratios=(8, 8, 8, 8))
     monkeypatch.setattr(dense_tables, "_stages", lambda backbone: stages)

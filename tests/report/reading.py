@@ -6,8 +6,6 @@ from xml.etree.ElementTree import Element
 from broadsight.report import render
 from broadsight.visual.html import environment
 
-VOID = {"meta", "link", "img", "br"}
-
 
 class _Reader(HTMLParser):
     def __init__(self):
@@ -19,7 +17,7 @@ class _Reader(HTMLParser):
         assert len({name for name, _ in attrs}) == len(attrs), f"<{tag}> has an attribute twice: {attrs}"
         element = Element(tag, {name: value or "" for name, value in attrs})
         self.open[-1].append(element)
-        if tag not in VOID:
+        if tag not in ("meta", "link", "img", "br"):
             self.open.append(element)
 
     def handle_startendtag(self, tag, attrs):
@@ -56,14 +54,10 @@ def of_class(tree: Element, name: str) -> list[Element]:
     return [element for element in tree.iter() if name in element.get("class", "").split()]
 
 
-def rows(table: Element) -> list[list[str]]:
-    """What the cells of a table say, its head first."""
-    return [[text(cell) for cell in row if cell.tag in ("td", "th")] for row in table.iter("tr")]
-
-
 def tables(tree: Element) -> list[list[list[str]]]:
-    """What all tables say."""
-    return [rows(table) for table in tree.iter("table")]
+    """What the cells of all tables say, their heads first."""
+    rows = [list(table.iter("tr")) for table in tree.iter("table")]
+    return [[[text(cell) for cell in row if cell.tag in ("td", "th")] for row in some] for some in rows]
 
 
 def section(key: str, record: dict | None = None, **arguments) -> Element | None:

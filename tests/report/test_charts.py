@@ -23,9 +23,13 @@ def test_ticks__edges_and_labels():
     assert [label for label, _, _ in labels] == ["1", "2", "3", "0", "5", "10"]
     assert [y - 4 for _, _, y in labels[:3]] == [BOTTOM, (BOTTOM + TOP) / 2, TOP]
     assert [x for _, x, _ in labels[3:]] == [LEFT, (LEFT + RIGHT) / 2, RIGHT]
+    texts = {(0, 0.5, 1): ["0", "0.5", "1.0"], (0, 5e-5, 1e-4): ["0", "5e-5", "1e-4"]}
+    for ticks, shown in (texts | {(0, 20000): ["0", "20,000"], (0, 2e9): ["0", "2e9"]}).items():
+        chart = draw(Chart("", X, Axis("", tuple(map(float, ticks)))))
+        assert [text(t) for t in chart.iter("text")][: len(shown)] == shown
 
 
-def test_line__from_edge_to_edge():
+def test_line_bar_and_dot__from_edge_to_edge():
     chart = drawn(lines=[Series("training", [(0.0, 3.0), (10.0, 1.0)], 0)])
     (path,) = of_class(chart.find(".//g[@class='c0']"), "line")
     assert path.get("d") == f"M{LEFT} {TOP}L{RIGHT} {BOTTOM}"
@@ -35,9 +39,6 @@ def test_line__from_edge_to_edge():
     assert len(list(drawn(lines=[Series("a", [(5.0, 2.0)], 0, marked=False)]).iter("circle"))) == 1
     line = Series("training", [(0.0, 3.0), (10.0, 1.0)], 0)
     assert Chart("Loss", X, Y, lines=[line]).description == "Loss: loss by epoch; training from 3.00 to 1.00"
-
-
-def test_bar_and_dot():
     (bar,) = drawn(bars=[Bar(0, 5, 2.0, "half")]).iter("rect")
     half = (BOTTOM - TOP) / 2
     assert (float(bar.get("y")), float(bar.get("height"))) == (TOP + half, half)
@@ -67,16 +68,6 @@ def test_bar_and_dot():
 def test_axis__ends_at_round_numbers(low, high, within, ticks):
     made = axis("x", low, high, within=within)
     assert made.ticks == pytest.approx(ticks) and (made.low, made.high) == pytest.approx((ticks[0], ticks[-1]))
-
-
-TICK_TEXTS = [((0, 0.5, 1), ["0", "0.5", "1.0"]), ((0, 5e-5, 1e-4), ["0", "5e-5", "1e-4"])]
-TICK_TEXTS += [((0, 20000), ["0", "20,000"]), ((0, 2e9), ["0", "2e9"])]
-
-
-@pytest.mark.parametrize(("ticks", "shown"), TICK_TEXTS)
-def test_tick_text(ticks, shown):
-    chart = draw(Chart("", X, Axis("", tuple(map(float, ticks)))))
-    assert [text(t) for t in chart.iter("text")][: len(shown)] == shown
 
 
 def test_thin__keeps_ends_and_extremes():

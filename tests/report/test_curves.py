@@ -5,6 +5,7 @@ import math
 import pytest
 
 from broadsight.report.charts import BOTTOM, LEFT, RIGHT, TOP
+from broadsight.visual.words import NOTHING
 
 from .reading import of_class, section, tables, text
 
@@ -43,7 +44,7 @@ def test_curves__those_there_are_numbers_for(lines, titles):
     assert [text(caption) for caption in curves(lines).iter("figcaption")] == titles
 
 
-def test_curves__points_are_placed_among_the_epochs():
+def test_curves__points_are_placed_among_the_epochs_and_numbers_in_a_table():
     rate = curves([*STEPS, *EPOCHS]).findall(".//figure")[2]
     (line,) = of_class(rate, "line")
     assert line.get("d").endswith(f"L{RIGHT} {TOP}")  # update 20 of 20 at the end of epoch 2, at the highest rate
@@ -54,9 +55,6 @@ def test_curves__points_are_placed_among_the_epochs():
     assert [text(label) for label in loss.iter("text") if label.get("y") == str(BOTTOM + 17)] == ["0", "1"]
     lines = [*EPOCHS, dict(kind="epoch", epoch=3, updates=30, train_loss=math.nan, val_loss=None, val_top1=math.inf)]
     assert len(list(curves(lines).find(".//figure").iter("circle"))) == 4
-
-
-def test_curves__numbers_in_a_table():
     found = curves(EPOCHS)
     (table,) = tables(found)
     assert table[0] == ["epoch", "training loss", "validation loss", "validation top-1"]
@@ -75,16 +73,14 @@ def test_calibration__bars_as_high_as_the_accuracy_and_a_table():
     heights = [TALL * 25 / 80, TALL * 75 / 80]  # the axis ends at 80 %
     assert [float(bar.get("height")) for bar in shares] == pytest.approx(heights, abs=0.06)
     (table,) = tables(calibration(bins=BINS))
-    assert table[1] == ["0 to 25\u00a0%", "0", "–", "–"] and len(table) == 4  # noqa: RUF001
+    assert table[1] == ["0 to 25\u00a0%", "0", NOTHING, NOTHING] and len(table) == 4
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "words"),
-    [(50.0, "22 points more sure than it is right"), (90.0, "7.5 points less sure"), (80.0, "as sure as it should be")],
-)
-def test_calibration__in_words(accuracy, words):
-    found = text(calibration(ece=4.2, mce=11.0, bins=[BINS[1], BINS[2] | dict(accuracy=accuracy)]))
-    assert words in found and "differ by 4.2 points on average (ECE), by 11.0 in the worst bin (MCE)." in found
+def test_calibration__in_words():
+    sure = {50.0: "22 points more sure than it is right", 90.0: "7.5 points less sure", 80.0: "as sure as it should be"}
+    for accuracy, words in sure.items():
+        found = text(calibration(ece=4.2, mce=11.0, bins=[BINS[1], BINS[2] | dict(accuracy=accuracy)]))
+        assert words in found and "differ by 4.2 points on average (ECE), by 11.0 in the worst bin (MCE)." in found
 
 
 def suite(model="ours", cases=("a",), at=(0, 10), name="s", **others):
@@ -111,7 +107,7 @@ def test_suites__strengths_make_lines_in_as_few_charts_as_can_be_read():
     assert [text(chart.find("figcaption")) for chart in charts] == ["ours", "other"]
 
 
-def test_suites__many_cases_or_words_make_heat_tables():
+def test_suites__many_cases_or_words_make_heat_tables_and_one_strength_puts_models_beside_each_other():
     found = suites(suite(cases="abcdefg", at=(1, 2, 3)))
     (table,) = tables(found)
     assert table[0] == ["case", "1", "2", "3", "mean"] and table[1] == ["a", "100.0", "90.0", "80.0", "90.0"]
@@ -119,9 +115,6 @@ def test_suites__many_cases_or_words_make_heat_tables():
     found = suites(suite("ours", at=("top", "side")), suite("other", at=("top", "side")))
     assert [table[0] for table in tables(found)] == [["case", "top", "side"]] * 2
     assert [text(strong) for strong in found.iter("strong")] == ["ours", "other"]
-
-
-def test_suites__one_strength_puts_models_beside_each_other():
     found = suites(suite("ours", "ab", (None,)), suite("other", "ab", (None,)))
     assert tables(found) == [[["case", "ours", "other"], ["a", "100.0", "100.0"], ["b", "100.0", "100.0"]]]
     one, two = suite(at=(None,)), suite(at=(None,))
@@ -129,16 +122,10 @@ def test_suites__one_strength_puts_models_beside_each_other():
     assert tables(suites(one, two)) == [[["case", "ours", "ours"], ["a", "100.0", "50.0"]]]
 
 
-def test_suites__summary_of_every_model():
+def test_suites__by_name_with_their_summaries_and_without_figures():
     found = suites(suite("ours", summary={"mean top-1": 44.1}), suite("other", summary={"drop": 0.5}))
-    assert tables(found)[0] == [
-        ["model", "mean top-1", "drop"],
-        ["ours", "44.1\u00a0%", "–"],  # noqa: RUF001
-        ["other", "–", "0.500"],  # noqa: RUF001
-    ]
-
-
-def test_suites__by_name_and_without_figures():
+    ours, other = ["ours", "44.1\u00a0%", NOTHING], ["other", NOTHING, "0.500"]
+    assert tables(found)[0] == [["model", "mean top-1", "drop"], ours, other]
     found = suites(suite(), suite(name="t", title=None), suite("m"))
     assert [text(title) for title in found.iter("h3")] == ["Title", "t"]
     assert "No image could be used." in text(suites(suite(rows=[])))
@@ -147,7 +134,7 @@ def test_suites__by_name_and_without_figures():
         assert "No accuracy was measured." in text(suites(suite(rows=rows)))
 
 
-@pytest.mark.parametrize("data", [None, {}, dict(ece=1.0), dict(bins=[]), dict(bins=BINS[:1])])
-def test_nothing__no_section(data):
-    assert section("calibration", dict(calibration=data)) is None
+def test_nothing__no_section():
+    for data in (None, {}, dict(ece=1.0), dict(bins=[]), dict(bins=BINS[:1])):
+        assert section("calibration", dict(calibration=data)) is None
     assert curves([]) is curves([{}, dict(kind="epoch", epoch=1), dict(kind="updates")]) is suites() is None

@@ -27,11 +27,8 @@ def whole_record(name: str = "cat") -> dict:
     rows = [{"case": f"{name}{i}", "at": at, "top1": 50.0, "images": 3} for i in range(2) for at in (1, 2)]
     words = [{"case": name, "at": word, "top1": 50.0} for word in (name, "b")]
     return dict(
-        title=name,
-        kind="run",
-        subtitle=name,
+        **dict(title=name, kind="run", subtitle=name, notes=[name], command=name, commit=name, seed=0),
         headline=[dict(label=name, value=name, note=name)],
-        notes=[name],
         figures={"top1": 50.0, name: 1.0, "text": name},
         absent={"auroc": name, f"{name}2": "why", "samples": name},
         classes=[name, "dog"],
@@ -48,10 +45,7 @@ def whole_record(name: str = "cat") -> dict:
         twins=[dict(title=name, top1=50.0, folder=name)],
         skipped={name: name},
         facts=[dict(group=name, rows=[[name, name]])],
-        command=name,
         versions={name: name, "broadsight": name},
-        commit=name,
-        seed=0,
     )
 
 
@@ -81,13 +75,8 @@ def test_section__is_there_or_says_why_not(key):
     assert sections(html) == [key] and "Not measured: too few images." in text(read(html).find(".//main"))
 
 
-@pytest.fixture(scope="module")
-def plain():
-    """The page of harmless names, as a tree."""
-    return read(whole())
-
-
-def test_page__is_well_made(plain):
+def test_page__is_well_made():
+    plain = read(whole())
     assert [a.get("href") for a in plain.iter("a")] == [f"#{key}" for key in SECTIONS]
     assert sections(whole()) == list(SECTIONS)
     ids = [element.get("id") for element in plain.iter() if element.get("id")]
@@ -108,7 +97,9 @@ def test_page__is_well_made(plain):
     assert all(figure.find("figcaption") is not None for figure in plain.iter("figure"))
 
 
-def test_page__loads_nothing():
+def test_page__loads_nothing_and_is_utf8():
+    html = render(dict(title="a\udcff\x00b", skipped={"\udc80.jpg": "\x1b[0m"}))
+    assert text(read(html).find(".//h1")) == "a\ufffd\ufffdb" and html.encode("utf-8")
     html = whole()
     for element in read(html).iter():
         for name in ("src", "href"):
@@ -125,9 +116,9 @@ def test_page__loads_nothing():
     [NASTY, *(one for one in NASTY_NAMES if one and not re.search("[\r\n]", one))],
     ids=lambda name: ascii(name)[:12],
 )
-def test_text__of_any_name_is_escaped(name, plain):
+def test_text__of_any_name_is_escaped(name):
     """All elements and attributes are those of a harmless name."""
-    page = read(whole(name))
+    page, plain = read(whole(name)), read(whole())
     assert [element.tag for element in page.iter()] == [element.tag for element in plain.iter()]
     assert [list(element.attrib) for element in page.iter()] == [list(element.attrib) for element in plain.iter()]
     shown = text(page.find(".//h1"))
@@ -135,22 +126,13 @@ def test_text__of_any_name_is_escaped(name, plain):
     assert shown == name or "\ufffd" in shown
 
 
-def test_text__that_cannot_be_written_as_utf8():
-    html = render(dict(title="a\udcff\x00b", skipped={"\udc80.jpg": "\x1b[0m"}))
-    assert text(read(html).find(".//h1")) == "a\ufffd\ufffdb" and html.encode("utf-8")
-
-
-def test_headline():
+def test_title_and_headline__the_same_data_give_the_same_text():
     card = dict(label="top-1", value="34.5 %", note="epoch 8 of 8")
     page = read(render(dict(title="x", kind="evaluation", headline=[card, dict(label="a", value="b")])))
     (headline,) = of_class(page, "headline")
     assert [text(div).strip() for div in headline] == ["top-134.5 %epoch 8 of 8", "ab"]
     assert "Evaluation" in text(page.find(".//header"))
-
-
-def test_title__is_needed_and_the_same_data_give_the_same_text():
-    assert whole() == whole()
-    assert render(json.loads(json.dumps(whole_record()))) == render(whole_record())
+    assert whole() == whole() and render(json.loads(json.dumps(whole_record()))) == render(whole_record())
     with pytest.raises(ValueError, match=r"^a report needs a title; expected record\['title'\], e.g. 'resnet18 on"):
         render(dict(kind="run"))
 
@@ -172,10 +154,8 @@ def test_any_number__anywhere(value):
 
 def test_size__of_many_classes_and_images():
     names = [f"class {i} of a thousand, with a name" for i in range(1000)]
-    classes = [
-        {"class": name, "images": 50, "recall": i / 10, "precision": 50.0, "f1": 50.0, "most_confused_with": names[0]}
-        for i, name in enumerate(names)
-    ]
+    same = dict(images=50, precision=50.0, f1=50.0, most_confused_with=names[0])
+    classes = [{"class": name, "recall": i / 10, **same} for i, name in enumerate(names)]
     began = time.process_time()
     html = render(dict(title="x", classes=names, per_class=classes, confusion=[[1] * 1000 for _ in range(1000)]))
     assert time.process_time() - began < 1.5 and len(html) < 1_000_000
@@ -200,14 +180,8 @@ def test_images__large_ones_are_shrunk_to_a_jpeg_and_tiny_ones_kept_exactly():
     original = Image.effect_noise((32, 32), 90).convert("RGB")
     tag, image = shown(original)
     assert image.format == "PNG" and image.tobytes() == original.tobytes() and tag.get("class") == "tiny"
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16"])
-def test_images__of_every_mode(mode):
-    assert shown(Image.new(mode, (40, 30)))[1].mode == "RGB"
-
-
-def test_shrunk__in_range_on_white_and_the_original_stays():
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16"):
+        assert shown(Image.new(mode, (40, 30)))[1].mode == "RGB", mode
     deep = Image.new("I;16", (2, 1))
     deep.putpixel((0, 0), 1000)
     deep.putpixel((1, 0), 3000)

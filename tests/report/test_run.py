@@ -52,7 +52,7 @@ def test_report__top1_is_that_of_the_best_epoch(finished):
     assert evaluation.results[0].figures["loss"] == pytest.approx(best["val_loss"], rel=1e-5)
 
 
-def test_samples__as_the_run_saw_its_first_images(finished):
+def test_samples__as_the_run_saw_its_first_images_in_words(finished):
     classifier = open_classifier(finished.folder, device="cpu")
     shown = samples(classifier, own_splits(classifier), 8)
     assert len(shown) == 8 and all(image.image.size == (32, 32) for image in shown)
@@ -64,19 +64,20 @@ def test_samples__as_the_run_saw_its_first_images(finished):
     before = torch.get_rng_state()
     samples(classifier, own_splits(classifier), 4)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_target__in_words():
     for target, text in ((1, "b"), ([0.05, 0.9, 0.05], "b"), ([0.05, 0.35, 0.65], "c 67 % + b 33 %")):  # smoothed too
         assert reporting._target(torch.tensor(target), "abc") == text
 
 
-def test_command__writes_it_again(finished, capsys):
+def test_command__writes_it_again_and_twins_are_compared(finished, tmp_path, capsys):
     finished.report.unlink()
     assert main(["report", str(finished.folder), "--workers", "0", "--threads", "1"]) == 0
     assert capsys.readouterr().out == f"report: {finished.report}\n" and finished.report.is_file()
     assert main(["report", str(finished.folder / "last")]) == 2
     assert "there is no run in" in capsys.readouterr().err
+    shutil.copytree(finished.folder, tmp_path / "run")
+    shutil.copytree(finished.folder, tmp_path / "run" / "twin-gap")
+    page = report_run(tmp_path / "run", evaluated=False).read_text()
+    assert '<section id="twins"' in page and "twin-gap" in page
 
 
 def test_interrupted__curves_alone(finished, tmp_path, monkeypatch):
@@ -100,18 +101,10 @@ def test_failure__of_the_page_leaves_the_run_whole(finished, tmp_path, monkeypat
         raise RuntimeError("no ink\nat all")
 
     monkeypatch.setattr(reporting, "render", fail)
-    outcome = train(
-        replace(ask(finished.folder.parent / "data", out=str(tmp_path / "run")), report=True), reporter=report_run
-    )
+    asked = ask(finished.folder.parent / "data", out=str(tmp_path / "run"), report=True)
+    outcome = train(asked, reporter=report_run)
     assert outcome.report is None and outcome.notes[-1] == "no report.html: no ink"
     assert (tmp_path / "run" / "model.safetensors").is_file() and not (tmp_path / "run" / "report.html").exists()
-
-
-def test_twins__are_compared(finished, tmp_path):
-    shutil.copytree(finished.folder, tmp_path / "run")
-    shutil.copytree(finished.folder, tmp_path / "run" / "twin-gap")
-    page = report_run(tmp_path / "run", evaluated=False).read_text()
-    assert '<section id="twins"' in page and "twin-gap" in page
 
 
 def test_run__validated_on_one_class_keeps_its_last_weights(tmp_path, monkeypatch, capsys):
@@ -121,8 +114,7 @@ def test_run__validated_on_one_class_keeps_its_last_weights(tmp_path, monkeypatc
     fill(tmp_path / "data" / "val", red=3)
     request = ask(tmp_path / "data", out=str(tmp_path / "run"), changes=dict(epochs=2), report=True)
     outcome = train(request, reporter=report_run)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    last = lines[-1]
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["val_top1"] is not None and (last["best"], last["best_epoch"]) == (None, 0)
     assert outcome.progress.best is None and any("all of one class, red" in note for note in outcome.notes)
     page = outcome.report.read_text()

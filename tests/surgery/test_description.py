@@ -49,17 +49,13 @@ MODELS = {
 }
 
 
-def images_for(model) -> torch.Tensor:
-    return torch.randn(2, model.in_chans, 64, 64)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_timm__saves_and_loads_the_edited_model(name, tmp_path):
     torch.manual_seed(0)
     model = randomize(MODELS[name]()).eval()
     save_for_hf(model, tmp_path, safe_serialization=True)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    x = images_for(model)
+    x = torch.randn(2, model.in_chans, 64, 64)
     assert again.pretrained_cfg["architecture"] == "edited" == model.pretrained_cfg["architecture"]
     assert_close(again(x), model(x), tolerance=1e-5)
     assert as_edited(again).items() >= {"num_classes": model.num_classes, "in_chans": model.in_chans}.items()
@@ -75,14 +71,11 @@ def test_description__is_what_was_asked_for():
     assert description_of(fuse(add_context_broadcast(vit())))[0] == "edited"  # there was nothing to fold
 
 
-def test_description__of_a_registered_model_is_its_name():
+def test_description__of_a_registered_model_is_its_name_if_timm_noted_it():
     model = timm.create_model("map_deit_small", depth=4, num_classes=3, **SMALL)
     assert description_of(model) == ("map_deit_small", dict(depth=4, num_classes=3, in_chans=3, **SMALL))
     model.reset_classifier(0, "")
     assert description_of(model)[1].items() >= {"num_classes": 0, "global_pool": ""}.items()
-
-
-def test_description__without_notes_of_timm_is_checked():
     model = vit(img_size=64)
     del model._model_args, model._traits  # as of a model that timm.create_model has not made
     assert as_edited(model).items() >= {"backbone": "test_vit", "img_size": (64, 64), "num_classes": 3}.items()
@@ -115,13 +108,19 @@ def mine() -> nn.Module:
     return add_context_broadcast(model)
 
 
+def pruned() -> nn.Module:
+    model = swap_pool("test_resnet", "gap", num_classes=3)
+    model.prune_intermediate_layers(1)
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda: swap_pool(Own(), "map", img_size=64, **SMALL), "Own is not a model that timm makes by a name"),
         (mine, "how test_vit was created is not known .it is Other.*; create it by timm.create_model"),
         (lambda: fuse(swap_pool("test_resnet", "map", num_classes=3, **SMALL)), "it was folded for inference"),
-        (lambda: pruned(swap_pool("test_resnet", "gap", num_classes=3)), "layers of it were pruned"),
+        (pruned, "layers of it were pruned"),
     ],
     ids=["own", "subclass", "fused", "pruned"],
 )
@@ -132,11 +131,6 @@ def test_timm__never_loads_another_model_in_its_place(make, reason, tmp_path):
     save_for_hf(model, tmp_path, safe_serialization=True)
     with pytest.raises(ValueError, match=f"the saved model cannot be made again: {reason}"):
         timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
-
-
-def pruned(model):
-    model.prune_intermediate_layers(1)
-    return model
 
 
 def test_timm__does_not_fetch_what_a_folder_names(tmp_path):

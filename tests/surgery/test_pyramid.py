@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import product
 
 import pytest
 import timm
@@ -76,8 +77,7 @@ def test_maps__models_without_intermediates_are_listened_to(name):
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "dla46_c", "pvt_v2_b0"])
 def test_maps__the_last_alone(name):
-    x = images(name)
-    model, pyramid = backbone_of(created(name))
+    x, (model, pyramid) = images(name), backbone_of(created(name))
     every = pyramid(model, x)
     model, single = backbone_of(created(name), last_only=True)
     assert_equal(single(model, x), every[-1:])
@@ -107,8 +107,7 @@ def test_indices__chosen_maps_and_nothing_after_them(indices):
 
 
 def test_stem__another_module_or_none():
-    x = images("test_convnext")
-    whole = created("test_convnext")
+    x, whole = images("test_convnext"), created("test_convnext")
     model, pyramid = backbone_of(created("test_convnext"), stem="stem.0")
     assert_equal(pyramid(model, x)[:1], [whole.stem[0](x)])
     model, pyramid = backbone_of(created("test_convnext"), stem="")
@@ -116,19 +115,11 @@ def test_stem__another_module_or_none():
     assert pyramid.taps == ()
 
 
-LEVELS = [([112, 56, 28, 14, 7], 3), ([56, 56, 28, 14, 7], 3), ([27, 27, 14, 7], 2), ([14, 14, 14, 14], 3), ([7], -1)]
-LEVELS += [
-    ([224, 112, 56, 28, 14, 7], 4),
-    ([128, 56, 28, 14, 7, 7], 3),
-    ([56, 28, 14, 14], 1),
-    ([14, 7, 7], 1),
-    ([14, 7], 1),
-]
-
-
-@pytest.mark.parametrize(("sides", "level"), LEVELS)
-def test_level__is_the_last_map_of_the_second_smallest_size(sides, level):
-    assert Pyramid((224, 224), 3, sizes=tuple((side, 2 * side) for side in sides)).level == level
+def test_level__is_the_last_map_of_the_second_smallest_size():
+    levels = {(112, 56, 28, 14, 7): 3, (56, 56, 28, 14, 7): 3, (27, 27, 14, 7): 2, (14, 14, 14, 14): 3, (7,): -1}
+    levels |= {(224, 112, 56, 28, 14, 7): 4, (128, 56, 28, 14, 7, 7): 3, (56, 28, 14, 14): 1, (14, 7, 7): 1, (14, 7): 1}
+    found = {sides: Pyramid((224, 224), 3, sizes=tuple((one, 2 * one) for one in sides)).level for sides in levels}
+    assert found == levels
 
 
 @pytest.mark.parametrize(
@@ -160,12 +151,6 @@ def test_image_size__is_what_the_model_was_built_for(name, size):
     assert [m.shape[-2:] for m in pyramid(model, torch.randn(1, 3, size, size))] == list(pyramid.sizes)
 
 
-@pytest.mark.parametrize("in_chans", [1, 4])
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "pvt_v2_b0"])
-def test_in_chans__are_seen_at_the_first_convolution(name, in_chans):
-    assert backbone_of(created(name, in_chans=in_chans))[1].in_chans == in_chans
-
-
 class Folded(nn.Module):
     """Folds pixels into channels first, so that no convolution sees the image."""
 
@@ -178,12 +163,14 @@ class Folded(nn.Module):
         return self.conv(nn.functional.pixel_unshuffle(x, 4))
 
 
-@pytest.mark.parametrize("given", [None, 3])
-def test_in_chans__where_no_convolution_sees_the_image(given):
-    model, pyramid = backbone_of(Folded(), in_chans=given)
-    assert (pyramid.in_chans, pyramid.channels, pyramid.sizes) == (3, (8,), ((8, 8),))
-    x = torch.randn(2, 3, 16, 24)
-    assert_equal(pyramid(model, x), [model.forward_features(x)])
+def test_in_chans__are_seen_at_the_first_convolution_if_one_sees_the_image():
+    for name, in_chans in product(("test_resnet", "test_vit", "pvt_v2_b0"), (1, 4)):
+        assert backbone_of(created(name, in_chans=in_chans))[1].in_chans == in_chans
+    for given in (None, 3):
+        model, pyramid = backbone_of(Folded(), in_chans=given)
+        assert (pyramid.in_chans, pyramid.channels, pyramid.sizes) == (3, (8,), ((8, 8),))
+        x = torch.randn(2, 3, 16, 24)
+        assert_equal(pyramid(model, x), [model.forward_features(x)])
 
 
 def state(model: nn.Module) -> list:
@@ -204,20 +191,11 @@ class NeedsValues(nn.Sequential):
         return self[0](x)
 
 
-FOUND = [
-    "test_resnet",
-    "test_convnext",
-    "test_vit",
-    "tinynet_e",
-    "levit_128s",
-    "densenet121",
-    "hiera_tiny_224",
-    "values",
-]
+FOUND = "test_resnet test_convnext test_vit tinynet_e levit_128s densenet121 hiera_tiny_224 values"
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", FOUND.split())
 def test_model__is_not_changed_by_finding_its_pyramid(name, training):
     model = NeedsValues(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)) if name == "values" else created(name)
     if name == "densenet121":
@@ -253,23 +231,17 @@ def test_model__a_backbone_keeps_weights_and_mode(name, training):
     assert all(p.grad is None for p in inner.parameters())
 
 
-CUT = [("test_resnet", "fc"), ("test_convnext", "head"), ("test_vit", "norm"), ("test_vit", "head")]
-CUT += [(name, "conv_head") for name in ("tinynet_e", "mobilenetv3_small_050")] + [
-    ("cait_xxs24_224", "blocks_token_only")
-]
+def test_model__parts_that_no_map_needs_are_cut_off():
+    cut = dict(test_resnet=["fc"], test_convnext=["head"], test_vit=["norm", "head"], tinynet_e=["conv_head"])
+    cut |= dict(mobilenetv3_small_050=["conv_head"], cait_xxs24_224=["blocks_token_only"])
+    for name, part in ((name, part) for name, parts in cut.items() for part in parts):
+        whole, (model, _) = created(name), backbone_of(created(name))
+        assert [any(True for _ in one.get_submodule(part).parameters()) for one in (whole, model)] == [True, False]
 
 
-@pytest.mark.parametrize(("name", "part"), CUT)
-def test_model__parts_that_no_map_needs_are_cut_off(name, part):
-    assert any(True for _ in created(name).get_submodule(part).parameters())
-    model, _ = backbone_of(created(name))
-    assert not any(True for _ in model.get_submodule(part).parameters())
-
-
-LISTED = ["levit_128s", "tiny_vit_5m_224", "efficientformerv2_s0", "cait_xxs24_224", "test_resnet"]
-
-
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize(
+    "name", ["levit_128s", "tiny_vit_5m_224", "efficientformerv2_s0", "cait_xxs24_224", "test_resnet"]
+)
 @torch.enable_grad()
 def test_model__nothing_that_the_maps_depend_on_is_frozen(name):
     model, pyramid = backbone_of(created(name))
@@ -287,8 +259,7 @@ def test_copies__listen_to_their_own_model(name, copied):
     x = images(name)
     assert_equal(its_pyramid(other, x), pyramid(model, x))
     randomize(other)
-    expected = pyramid(model, x)
-    changed = its_pyramid(other, x)
+    expected, changed = pyramid(model, x), its_pyramid(other, x)
     assert not any(torch.equal(one, two) for one, two in zip(changed, expected, strict=True))
     assert_equal(pyramid(model, x), expected)
     assert all(tap.kept.get() is None for tap in pyramid.taps)  # passes leave nothing behind
@@ -318,11 +289,7 @@ class Broken(Plain):
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
-        (
-            Plain,
-            {},
-            "^Plain offers no feature maps to pool: it has neither forward_intermediates nor forward_features$",
-        ),
+        (Plain, {}, "^Plain offers no feature maps to pool: it has neither forward_intermediates nor forward_f"),
         (Tokens, {}, r"^Tokens offers no feature maps to pool: its features are shape \(1, 49284, 4\), not maps"),
         (Broken, {}, "^Broken offers no feature maps to pool: out of order$"),
         (lambda: created("test_convnext"), dict(stem="bananas"), "bananas"),
@@ -335,9 +302,8 @@ def test_refused__what_is_not_there(make, options, words):
     refused(words, backbone_of, make(), error=error, **options)
 
 
-@pytest.mark.parametrize("name, other", [("test_resnet", True), ("levit_128s", False), ("emsnet_xxtiny", True)])
-def test_takes__another_image_size_or_not(name, other):
-    model, pyramid = backbone_of(timm.create_model(name))
-    height, width = pyramid.image_size
-    assert takes(model, pyramid, (height, width))
-    assert takes(model, pyramid, (height + 32, width + 64)) == other
+def test_takes__another_image_size_or_not():
+    for name, other in dict(test_resnet=True, levit_128s=False, emsnet_xxtiny=True).items():
+        model, pyramid = backbone_of(timm.create_model(name))
+        height, width = pyramid.image_size
+        assert takes(model, pyramid, (height, width)) and takes(model, pyramid, (height + 32, width + 64)) == other
