@@ -11,11 +11,8 @@ from ..visual import html
 from ..visual.plots import PALETTE
 from .answers import THRESHOLD, answer, cards, hint
 from .candidates import Candidates
-from .compare_tab import add_compare_tab
-from .inside_tab import NAME as LOOK
-from .inside_tab import add_look_tab
-from .page_parts import COMPUTE, RAW, Page, in_one_line
-from .samples import sample, samples
+from .tabs import COMPUTE, LOOK, RAW, Page, add_compare_tab, add_look_tab, in_one_line
+from .uploads import sample, samples
 
 TITLE = "Broadsight"
 EMPTY = "Drop an image or pick a sample: the answers appear here."

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 from PIL import Image
 
-from broadsight.app.samples import sample
+from broadsight.app.uploads import sample
 
 from .conftest import expected, png, shares
 

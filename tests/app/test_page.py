@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from broadsight.app.candidates import Candidates
-from broadsight.app.samples import sample
+from broadsight.app.uploads import sample
 from tests.app.test_uploads import png_header
 from tests.data.nasty_names import NASTY
 

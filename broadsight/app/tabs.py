@@ -1,21 +1,74 @@
-"""The tab "Look inside": maps of one model over the image, with a slider through its depth."""
+"""The tabs "Look inside" and "Compare" of the page, what all tabs share, and errors as one line."""
 
+import functools
+import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import timm
+from PIL import Image
 
+from ..errors import first_line
 from ..explanation.overlay import overlay
 from . import inside as looking
 from .answers import hint
+from .candidates import Candidates
+from .comparison import AXES, MOST, Row, compare, first_axes, plot, points, table
+from .gate import without_paths
 from .inside import Looked
-from .page_parts import COMPUTE, RAW, Page, in_one_line
+from .uploads import read_upload, sample
 
-NAME = "look"
+LOOK = "look"  # name of a tab
 GRADCAM = looking.KINDS["gradcam"]
 DRAWN: dict[str, Any] = dict(format="png", interactive=False, buttons=["download", "fullscreen"])
-EMPTY = hint("Drop an image or pick a sample to look inside.")
+NOTHING_SEEN = hint("Drop an image or pick a sample to look inside.")
+NOTHING_MEASURED = hint("Choose models and press Measure: sizes, times and accuracies appear here.")
+LINE = 300  # letters of an error
+# Everything that computes waits in one queue.
+COMPUTE: dict[str, Any] = dict(concurrency_id="compute", concurrency_limit=1)
+# Values come as the browser sent them, and are checked by us: Gradio's own reading of images knows no limits.
+RAW: dict[str, Any] = dict(preprocess=False)
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page while it is built."""
+
+    candidates: Candidates
+    folder: Path  # of uploads
+    megabytes: float  # that an upload may have
+    image: gr.Image  # the input that all tabs look at
+    tab: gr.State  # name of the tab that is open
+
+    def read(self, payload: Any) -> Image.Image:
+        """The image that the image input holds."""
+        return read_upload(payload, self.folder, self.megabytes)
+
+
+def in_one_line(function: Any) -> Callable[..., Any]:
+    """Decorate a function of the page so that its errors are shown as one line, never as a traceback."""
+
+    @functools.wraps(function)
+    def safe(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except Exception as error:
+            line = " ".join(first_line(error).split())
+            line = line if len(line) <= LINE else line[: LINE - 3] + "..."
+            if isinstance(error, ValueError):
+                # Gradio shows it as HTML; our own sentences name no folder, those of libraries may
+                title, text = "Not possible", escape(without_paths(line), quote=False)
+            else:
+                print(f"broadsight app: {function.__name__} failed: {line}", file=sys.stderr)
+                title, text = "This failed", f"{type(error).__name__}; the terminal of broadsight app says why"
+            raise gr.Error(text, print_exception=False, title=title) from None
+
+    return safe
 
 
 def add_look_tab(page: Page, tab: gr.Tab) -> None:
@@ -41,7 +94,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         with gr.Column(scale=3, min_width=300):
             alt = "The image with the chosen map laid over it"
             shown = gr.Image(label="Map over the image", elem_id="look-map", alt_text=alt, **DRAWN)
-            caption = gr.HTML(EMPTY, elem_id="look-caption", padding=False)
+            caption = gr.HTML(NOTHING_SEEN, elem_id="look-caption", padding=False)
     words: dict[str, Any] = dict(label="Overview: all maps, depth from left to right", elem_id="look-sheet")
     alt = "Overview sheet: the image, the answers and all maps"
     sheet = gr.Image(visible=False, alt_text=alt, **words, **DRAWN)
@@ -55,7 +108,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return choice, overlay(found.view, one), looking.described(one, found.depths)
 
     def nothing() -> tuple[Any, ...]:
-        return None, gr.Slider(), gr.Dropdown(), None, EMPTY
+        return None, gr.Slider(), gr.Dropdown(), None, NOTHING_SEEN
 
     @in_one_line
     def look(photo: Any, model: Any, kind: Any, target: Any, wanted: Any, before: Looked | None) -> tuple[Any, ...]:
@@ -73,7 +126,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
 
     @in_one_line
     def look_if_open(open_: Any, *rest: Any) -> tuple[Any, ...]:
-        return look(*rest) if open_ == NAME else nothing()
+        return look(*rest) if open_ == LOOK else nothing()
 
     @in_one_line
     def leaf(found: Looked | None, place: Any, wanted: Any) -> tuple[Any, ...]:
@@ -119,3 +172,58 @@ def _first_kind(kinds: list[str]) -> str | None:
     """First choice among kinds of maps: the model's own where it has some."""
     own = [kind for kind in kinds if kind not in (GRADCAM, looking.KINDS["attention"])]
     return next(iter(own or kinds), None)
+
+
+def add_compare_tab(page: Page, tab: gr.Tab) -> None:
+    """Add the tab's parts to the page that is being built."""
+    candidates, names = page.candidates, page.candidates.names
+    known = gr.State(None, time_to_live=3600)
+    with gr.Row(equal_height=False):
+        models = gr.CheckboxGroup(names, value=names[:MOST], label="Models", min_width=300, elem_id="compare-models")
+        options: dict[str, Any] = dict(multiselect=True, max_choices=MOST, min_width=300, elem_id="compare-added")
+        options |= dict(label="Add models of timm", info="With random weights: for their size and speed.")
+        added = gr.Dropdown(sorted(timm.list_models()), value=[], **options)
+    with gr.Row(equal_height=True):
+        axes = [(words, axis) for axis, words in AXES.items()]
+        across = gr.Radio(axes, value="latency", label="Across", min_width=300, elem_id="compare-x")
+        upwards = gr.Radio(axes, value="accuracy", label="Upwards", min_width=300, elem_id="compare-y")
+    button = gr.Button("Measure", variant="primary", size="md", elem_id="compare-button")
+    shown = gr.HTML("", elem_id="compare-plot", padding=False)
+    missing = gr.HTML("", elem_id="compare-missing", padding=False)
+    figures = gr.HTML(NOTHING_MEASURED, elem_id="compare-table", padding=False)
+
+    def plotted(rows: list[Row], x: Any, y: Any) -> tuple[str, str]:
+        x, y = (axis if axis in AXES else "latency" for axis in (x, y))
+        drawn, lacking = points(rows, x, y)
+        return plot(drawn, AXES[x], AXES[y]), hint("Not in the plot: " + "; ".join(lacking) + ".") if lacking else ""
+
+    @in_one_line
+    def measure(models: Any, added: Any, x: Any, y: Any, before: Any) -> tuple[Any, ...]:
+        if not isinstance(models, list) or not isinstance(added, list):
+            raise ValueError("expected lists of models' names; choose from those shown")
+        if len(models) + len(added) > MOST:
+            raise ValueError(f"{len(models) + len(added)} models are chosen; expected at most {MOST}")
+        with candidates.computing:
+            chosen = [candidates.of(name) for name in dict.fromkeys(models)]
+            chosen += [candidates.added(name) for name in dict.fromkeys(added)]
+            rows = compare(chosen, sample(0))
+        if before is None:  # the axes that suit what is there; afterwards they are the visitor's choice
+            x, y = first_axes(rows)
+        return rows, x, y, *plotted(rows, x, y), table(rows)
+
+    @in_one_line
+    def measure_first(*given: Any) -> tuple[Any, ...]:
+        return measure(*given) if given[-1] is None else tuple(gr.skip() for _ in range(6))
+
+    @in_one_line
+    def turn(rows: list[Row] | None, x: Any, y: Any) -> tuple[Any, Any]:
+        return (gr.skip(), "") if rows is None else plotted(rows, x, y)
+
+    given = [models, added, across, upwards, known]
+    found = [known, across, upwards, shown, missing, figures]
+    quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=figures, **RAW)
+    triggers = [models.input, added.input, button.click]
+    gr.on(triggers, measure, given, found, api_name="compare", **quiet, **COMPUTE)
+    tab.select(measure_first, given, found, api_visibility="private", **quiet, **COMPUTE)
+    hidden = quiet | dict(show_progress="hidden", api_visibility="private")
+    gr.on([across.input, upwards.input], turn, [known, across, upwards], [shown, missing], **hidden)
