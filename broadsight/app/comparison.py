@@ -1,6 +1,6 @@
-"""Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot.
+"""Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot in HTML.
 
-The plot is HTML, not Gradio's: that one shows wrong figures when its axes change, and cannot be reached by keyboard.
+Gradio's own plot shows wrong figures when its axes change, and cannot be reached by keyboard.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The door of the page: it lets in what the page needs, and nothing else.
 
-Gradio would fetch an address that is sent in an image's place, relay requests to other sites, store uploads until the
-disk is full, and name their folder to everybody. None of that is needed here.
+Gradio alone would fetch addresses, relay requests, store uploads until the disk is full, and name their folder.
 """
 
 import asyncio
@@ -33,12 +32,7 @@ FILE, UPLOAD = f"{API}/file=", f"{API}/upload"
 
 
 class Door(Gate):
-    """ASGI middleware around the page.
-
-    Args:
-        storage: The folder of uploads. A file that an event names must be in there.
-        most_bytes: Of an upload.
-    """
+    """ASGI middleware around the page; a file that an event names must be in `storage`, the folder of uploads."""
 
     def __init__(self, app: Any, storage: Storage, *, most_bytes: int, allowed: Collection[str] = ()):
         super().__init__(app, allowed=allowed, pages=("/",))
@@ -56,9 +50,8 @@ class Door(Gate):
             scope = {**scope, "path": path, "raw_path": quote(path, safe="/=").encode()}
         else:
             send = hiding(send, self._hide)
-        let_in = self.app
-        if scope["method"] == "POST":
-            let_in = self._let_in_upload if path == UPLOAD else self._let_in_event
+        post = self._let_in_upload if path == UPLOAD else self._let_in_event
+        let_in = post if scope["method"] == "POST" else self.app
         self.open += 1
         try:
             await let_in({**scope, "headers": headers}, receive, send)
@@ -90,9 +83,8 @@ class Door(Gate):
         if parts is None:
             await refuse(send, 413, "the request is too long")
             return
-        refused, body = None, b"".join(parts)
-        if EVENTS.fullmatch(scope["path"]):
-            refused, body = self.read_event(body)
+        body = b"".join(parts)
+        refused, body = self.read_event(body) if EVENTS.fullmatch(scope["path"]) else (None, body)
         if refused is None and not await asyncio.to_thread(self.storage.make_room):
             refused = 507, "there is no room for more answers; try again later"
         if refused:

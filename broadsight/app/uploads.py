@@ -21,12 +21,9 @@ SAMPLE = 288  # pixels of the side of a sample
 
 
 def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABYTES) -> Image.Image:
-    """Read an upload: the image in RGB, upright, its longer side at most SIDE pixels.
+    """Read an upload, a mapping with the path of a file in `folder`: in RGB, upright, its longer side at most SIDE.
 
     Its header says how many pixels it has before anything is unpacked. Errors show nothing of what is in the file.
-
-    Args:
-        payload: What the page's image input sends: a mapping with the path of a file in `folder`, and no more is used.
     """
     if payload is None:
         raise ValueError("there is no image yet; drop one, or pick a sample")

@@ -1,7 +1,4 @@
-"""Figures of a classifier from what it said of every image; all of them in per cent, but for the loss.
-
-Written out on arrays, since images, tables and curves are made from the same ones; torchmetrics agrees (see tests).
-"""
+"""Figures of a classifier from what it said of every image; all of them in per cent, but for the loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,8 +17,7 @@ class NotEnough(ValueError):
 def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> dict[str, Any]:
     """How far confidence (N,) can be trusted, in per cent, by bins of equal width over 0 to 1; `correct` is (N,).
 
-    A confidence on the edge of two bins belongs to the upper one. "ece" is the gap between confidence and accuracy
-    averaged over the images, "mce" the largest of a bin; both are None without images, as are means of empty bins.
+    An edge belongs to the upper bin. "ece" is the mean gap to the accuracy, "mce" the largest; None without images.
     """
     if bins < 1:
         raise ValueError(f"bins={bins}; expected 1 or more")
@@ -121,10 +117,7 @@ def coverage(found: Predictions) -> tuple[int, int]:
 
 
 def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """A row for each class: images, recall, precision, F1, and what it is most often taken for.
-
-    What cannot be said is None: all of a class without images, precision of one that was never answered.
-    """
+    """A row for each class: images, recall, precision, F1 (None where unknown), and what it is most often taken for."""
     matrix = confusion_matrix(found)
     names = names or [str(number) for number in range(found.classes)]
     shown, said, right = matrix.sum(1), matrix.sum(0), matrix.diagonal()

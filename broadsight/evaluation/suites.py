@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..data.corruptions import CORRUPTIONS, SEVERITIES
-from .removal import ORDERS
 
 SUITES = ("occlusion", "fgsm", "salient", "corruptions")
+ORDERS = ("salient first", "random", "least salient first")  # in which pixels go
 HALF = 0.5  # of a side: the occlusion that stands for the others
 EIGHT = 8.0  # of 255: likewise the attack
 HIGHEST = {"sides": 1, "epsilons": 255, "fractions": 1}
@@ -82,8 +82,3 @@ class Choices:
         severities = ", ".join(map(str, sorted(set(self.severities))))
         counts = dict(kinds=len(set(self.corruptions)), all=len(CORRUPTIONS))
         return title, about.format(saliency=saliency, severities=severities, **counts), axis
-
-
-def passes_of(name: str, choices: Choices) -> int:
-    """How often each image is asked about in a suite."""
-    return len(choices.cases(name))

@@ -23,14 +23,10 @@ FLAT = 1e-3  # a map that varies by less than this share of its values is one co
 
 
 def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image.Image:
-    """The look over its image, RGB of the image's size.
+    """The look over its image, RGB of the image's size; `alpha`, 0 to 1, of the image gives way to it.
 
-    Heat goes from the map's own smallest value (dark blue) to its largest (yellow); nan counts as the smallest. Regions
-    have borders, and colours of their own if they are few, else the mean colour of their pixels; a negative label is no
-    region. Places outside of a mask are dark.
-
-    Args:
-        alpha: How much of the image gives way to the map, 0 to 1; the default depends on the form.
+    Heat goes from the map's own smallest value (dark blue, nan too) to its largest (yellow). Regions have borders, and
+    if they are few colours of their own; a negative label is none. Places outside of a mask are dark.
     """
     if alpha is not None and not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha}; expected 0 (the image alone) to 1 (the map alone)")

@@ -17,19 +17,22 @@ from broadsight.data.loading import EvalOrder, SourceDataset, Transforms, load
 from broadsight.data.normalising import Normalise
 from broadsight.data.seeds import mixed
 from broadsight.evaluation.predictions import collect
-from broadsight.evaluation.removal import ORDERS, area, checked_saliency, removal_ranks, without
 from broadsight.evaluation.robustness import (
     Corrupted,
     Row,
+    area,
     as_bytes,
+    checked_saliency,
     direction,
     occluded,
+    removal_ranks,
     run_suite,
     stepped,
     summary_of,
+    without,
 )
 from broadsight.evaluation.saliency import GradCam
-from broadsight.evaluation.suites import SUITES, Choices, passes_of
+from broadsight.evaluation.suites import ORDERS, SUITES, Choices
 from broadsight.surgery.pooling import swap_pool
 
 from .test_saliency import classifier_of
@@ -285,7 +288,7 @@ def test_corruptions__counted_by_hand():
 
 
 def test_cases__all_of_them_without_choices():
-    assert [passes_of(name, Choices()) for name in SUITES] == [4, 4, 30, 76]
+    assert [len(Choices().cases(name)) for name in SUITES] == [4, 4, 30, 76]
     assert Choices().cases("corruptions") == [("clean", 0), *itertools.product(CORRUPTIONS, range(1, 6))]
     assert Choices(severities=(5, 1, 5)).cases("corruptions")[1:3] == [("gaussian_noise", 1), ("gaussian_noise", 5)]
 
@@ -306,7 +309,7 @@ def test_suites__leave_a_model_as_it_was(name):
     for name in SUITES:
         done = []
         suites[name] = run_suite(name, subject, source, **options, seen=lambda count, _, done=done: done.append(count))
-        assert sum(done) == 5 * passes_of(name, QUICK)
+        assert sum(done) == 5 * len(QUICK.cases(name))
     assert "Grad-CAM" in suites["salient"].about
     assert {name: module.training for name, module in model.named_modules()} == flags
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
