@@ -137,7 +137,7 @@ def test_calibration__an_edge_belongs_to_the_bin_above_as_in_torchmetrics(value)
     assert ours == pytest.approx(100 * float(theirs), abs=1e-4)
 
 
-def test_calibration__record_by_hand(hand):
+def test_calibration_and_per_class__by_hand(hand):
     record = of(hand, 5)
     assert [row["count"] for row in record["bins"]] == [0, 0, 1, 2, 2]
     assert record["bins"][0] == {"low": 0, "high": pytest.approx(0.2), "count": 0, "confidence": None, "accuracy": None}
@@ -145,9 +145,6 @@ def test_calibration__record_by_hand(hand):
     assert record["mce"] == pytest.approx(50)
     with pytest.raises(ValueError, match="bins=0; expected 1 or more"):
         of(hand, 0)
-
-
-def test_per_class__by_hand(hand):
     names = ("class", "images", "answers", "recall", "precision", "f1", "most_confused_with", "confused")
     rows = [tuple(row[name] for name in names) for row in per_class(hand, ["a", "b", "c"])]
     assert rows[0] == ("a", 2, 3, 50, pytest.approx(100 / 3), pytest.approx(40), "b", 1)
@@ -156,17 +153,12 @@ def test_per_class__by_hand(hand):
     assert absent == dict(zip(names, ("1", 0, 0, None, None, None, None, 0), strict=True))
 
 
-def test_mistakes__the_most_frequent_and_the_most_confident_first(hand):
-    assert most_confused(hand, "abc") == [
-        {"class": "c", "as": "a", "count": 2, "share": 100},
-        {"class": "a", "as": "b", "count": 1, "share": 50},
-    ]
+def test_mistakes__the_most_frequent_and_the_most_confident_first_and_what_is_none_by_accepted_labels(hand):
+    confused = [{"class": "c", "as": "a", "count": 2, "share": 100}, {"class": "a", "as": "b", "count": 1, "share": 50}]
+    assert most_confused(hand, "abc") == confused
     assert len(most_confused(hand, "abc", 1)) == 1
     assert most_confident_mistakes(hand).tolist() == [3, 2, 4]
     assert most_confident_mistakes(hand, 1).tolist() == [3]
-
-
-def test_accepted__one_of_several_by_row_of_the_source(hand):
     # Answers are 0 1 1 0 0; the second is judged by nobody
     assert accepted_accuracy(hand, {0: [0], 1: [], 2: [0, 1], 3: [2], 4: [1, 2]}) == (50, 4)
     with pytest.raises(NotEnough, match="accepted labels; none given"):
@@ -185,9 +177,6 @@ def test_figures__that_cannot_be_said_are_missing(hand, many):
     assert absent["balanced_accuracy"] == absent["macro_f1"] == shortage
     found = replace(many[2], competing=5)  # five of the model's seven: the right one is always among them
     assert figures(found)[1]["top5"] == "needs more than 5 classes; 5 given" and coverage(found) == (6, 5)
-
-
-def test_figures__of_no_images():
     found = predictions(np.zeros((0, 7)), np.zeros(0, np.int64))
     assert figures(found) == ({}, dict.fromkeys(METRICS, "needs images; none given"))
     record = of(found)
