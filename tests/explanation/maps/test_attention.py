@@ -29,13 +29,7 @@ def at_the_spot(x: Tensor) -> Tensor:
 
 
 class Spot(nn.Module):
-    """A block, given a map (1, H, W, C) of zeros with a one.
-
-    Args:
-        block: What attends.
-        place: Of the one.
-        call: How the block is called with the map.
-    """
+    """A block that attends, called with a map (1, H, W, C) of zeros with a one at a place."""
 
     def __init__(self, block: nn.Module, place: tuple[int, int], call=lambda block, x: block(x)):
         super().__init__()
@@ -97,9 +91,8 @@ def test_windows__are_joined_at_their_places(name, place):
     for look in found:
         about = look.kind, look.form, look.values.shape, look.values.dtype
         assert about == ("attention", "heat", size, torch.float32)
-        assert divmod(int(look.values.argmax()), size[1]) == place and look.note.endswith(
-            "those of its window; bright is much"
-        )
+        assert divmod(int(look.values.argmax()), size[1]) == place
+        assert look.note.endswith("those of its window; bright is much")
         if "shifted" not in name:  # there, not all of a window may attend to each other
             assert look.values[place].item() == pytest.approx(1, abs=1e-3)
         # Elsewhere, somebody else's window or nothing is left: the spot is the only one.
@@ -148,9 +141,8 @@ def test_vit__looks_at_the_bright_patch(prefix, words, place, fused):
     with collector:
         assert torch.equal(model(image), expected)
     found = collector.looks()
-    assert [(look.depth, look.layer, look.title) for look in found] == [
-        (i, f"blocks.{i}.attn", title) for i in range(2) for title in ("head mean", "head 1", "head 2")
-    ]
+    titles = [(i, f"blocks.{i}.attn", title) for i in range(2) for title in ("head mean", "head 1", "head 2")]
+    assert [(look.depth, look.layer, look.title) for look in found] == titles
     for look in found:
         assert look.values.shape == (5, 7) and words in look.note
         assert divmod(int(look.values.argmax()), 7) == place and look.values[place].item() > 0.99
@@ -190,19 +182,16 @@ def test_cells__that_reach_beyond_the_map_are_cut_off():
     assert (mean.values[4:, 8:] == mean.values[5, 9]).all() and (mean.values[:4, :4] == mean.values[0, 0]).all()
 
 
-def skipped(model: nn.Module, size: tuple[int, int]) -> tuple[int, set[str]]:
-    collector = AttentionLooks(model.eval(), size)
-    with torch.no_grad(), collector:
-        model(torch.randn(1, 3, *size))
-    return len(collector.looks()), set(collector.skipped.values())
-
-
 def test_skipped__where_places_are_unknown():
     xcit = timm.models.Xcit(img_size=64, embed_dim=32, depth=1, num_heads=2, cls_attn_layers=1)
-    assert skipped(xcit, (64, 64)) == (3, {"it attends to channels, which are everywhere"})
     hiera = timm.create_model("hiera_tiny_224", img_size=64, stages=(1, 1, 1, 1))
     assert not AttentionLooks.suits(hiera)
-    assert skipped(hiera, (64, 64)) == (0, {"its tokens are not in the order of their places"})
+    ordered = "its tokens are not in the order of their places"
+    for model, count, words in ((xcit, 3, "it attends to channels, which are everywhere"), (hiera, 0, ordered)):
+        collector = AttentionLooks(model.eval(), (64, 64))
+        with torch.no_grad(), collector:
+            model(torch.randn(1, 3, 64, 64))
+        assert (len(collector.looks()), set(collector.skipped.values())) == (count, {words})
 
 
 ALL = {(24, 16), (12, 8), (6, 4), (3, 2)}
@@ -269,22 +258,20 @@ def test_local__uniform_by_hand():
     torch.testing.assert_close(concentration.values, torch.zeros(2, 2), atol=1e-6, rtol=0)
 
 
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.near, self.far = CMHSA(32), randomize(GMHSA(64).double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.near(x[..., :32].float())
-        return self.far(x)
-
-
 def test_local__of_all_cells():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.near, self.far = CMHSA(32), randomize(GMHSA(64).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.near(x[..., :32].float())
+            return self.far(x)
+
     torch.manual_seed(0)
     model, x = Pair(), torch.randn(1, 3, 4, 64, dtype=torch.float64)
     found = looks_of(LocalAttentionLooks, model, x)
-    assert [look.layer for look in found] == ["near"] * 3 + ["far"]
-    assert [look.depth for look in found] == [0] * 4
+    assert [(look.layer, look.depth) for look in found] == [("near", 0)] * 3 + [("far", 0)]
     qk = (x.view(12, 64) @ model.far.qkv.weight.T)[:, :128].view(12, 2, 2, 32)
     weights = [(qk[:, 0, head] @ qk[:, 1, head].T / math.sqrt(32)).softmax(1) for head in range(2)]
     torch.testing.assert_close(found[-1].values, torch.stack(weights).mean((0, 1)).view(3, 4).float())

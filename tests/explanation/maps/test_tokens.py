@@ -91,8 +91,7 @@ def test_pool__every_layer_asks_and_folded_pools_look_alike():
     pool = randomize(MultiTokenPool((12, 7), 5, **(USUAL | dict(layers=2, level=0)))).eval()
     maps = [torch.randn(1, 12, 4, 6), torch.randn(1, 7, 2, 3)]
     found = pool_looks(pool, maps)
-    assert [look.layer for look in found] == ["blocks.0"] * 9 + ["blocks.1"] * 7
-    assert [look.depth for look in found] == [0] * 9 + [1] * 7
+    assert [(look.layer, look.depth) for look in found] == [("blocks.0", 0)] * 9 + [("blocks.1", 1)] * 7
     assert sum("averaged token" in look.title for look in found if look.depth == 0) == 2
     assert {tuple(look.values.shape) for look in found} == {(2, 3)}
     for look, other in zip(found, pool_looks(fuse(pool), maps), strict=True):
@@ -119,9 +118,8 @@ def shares(x: Tensor, cell: tuple[int, int], iterations: int) -> dict[tuple[int,
     pixels = torch.zeros(C, p * h, q * w, dtype=x.dtype)
     pixels[:, :H, :W] = x
     places = [(y, z) for y in range(p * h) for z in range(q * w)]
-    tokens = {
-        (i, j): pixels[:, i * h : (i + 1) * h, j * w : (j + 1) * w].mean((1, 2)) for i in range(p) for j in range(q)
-    }
+    cells = itertools.product(range(p), range(q))
+    tokens = {(i, j): pixels[:, i * h : (i + 1) * h, j * w : (j + 1) * w].mean((1, 2)) for i, j in cells}
     found = {}
     for _ in range(iterations):
         for y, z in places:
@@ -129,31 +127,26 @@ def shares(x: Tensor, cell: tuple[int, int], iterations: int) -> dict[tuple[int,
             logits = [float(pixels[:, y, z] @ tokens[at]) * C**-0.5 if at in tokens else 0.0 for at in around]
             total = sum(map(math.exp, logits))
             found[y, z] = {at: math.exp(n) / total for at, n in zip(around, logits, strict=True) if at in tokens}
-        tokens = {
-            at: sum(found[place].get(at, 0.0) * pixels[:, place[0], place[1]] for place in places)
-            / sum(found[place].get(at, 0.0) for place in places)
-            for at in tokens
-        }
+        for at in tokens:
+            held = {place: found[place].get(at, 0.0) for place in places}
+            tokens[at] = sum(share * pixels[:, y, z] for (y, z), share in held.items()) / sum(held.values())
     return found
 
 
 STRAYED = math.exp(25) / (math.exp(25) + math.exp(-12.5) + 7)  # seven of the nine lie beyond the border
 
 
-@pytest.mark.parametrize(
-    ("x", "labels", "held"),
-    [
+def test_super_tokens__by_hand():
+    for x, labels, held in (
         # super tokens 2.5 and -5
         ([[5.0, 5.0, -5.0, -5.0], [5.0, -5.0, -5.0, -5.0]], [[0, 0, 1, 1], [0, 1, 1, 1]], STRAYED),
         # one super token: 2; nothing belongs to those beyond the border
         ([[3.0, 3.0], [3.0, -1.0]], [[0, 0], [0, 0]], math.exp(-2) / (math.exp(-2) + 8)),
-    ],
-)
-def test_super_tokens__by_hand(x, labels, held):
-    association, share = looks_of(SuperTokenLooks, SuperTokenAttention(1, 2, 1), torch.tensor([[x]]))
-    assert association.values.tolist() == labels and share.values[1, 1].item() == pytest.approx(held, rel=1e-6)
-    assert (association.form, share.form) == ("labels", "heat")
-    assert (association.kind, association.layer, association.depth) == ("super-tokens", "", 0)
+    ):
+        association, share = looks_of(SuperTokenLooks, SuperTokenAttention(1, 2, 1), torch.tensor([[x]]))
+        assert association.values.tolist() == labels and share.values[1, 1].item() == pytest.approx(held, rel=1e-6)
+        assert (association.form, share.form) == ("labels", "heat")
+        assert (association.kind, association.layer, association.depth) == ("super-tokens", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +174,8 @@ def test_super_tokens__shares_of_a_half_precision_run_and_layers_with_cells_alon
     model = shallow("stvit_small").eval()
     assert SuperTokenLooks.suits(model) and not SuperTokenLooks.suits(nn.Conv2d(3, 3, 1))
     found = looks_of(SuperTokenLooks, model.bfloat16(), torch.randn(1, 3, 40, 72).bfloat16())
-    assert [look.layer for look in found] == ["stages.0.blocks.0.attn"] * 2 + ["stages.1.blocks.0.attn"] * 2
-    assert [look.depth for look in found] == [0, 0, 1, 1]
+    found_at = [(look.layer, look.depth) for look in found]
+    assert found_at == [("stages.0.blocks.0.attn", 0)] * 2 + [("stages.1.blocks.0.attn", 1)] * 2
     assert {look.values.dtype for look in found} == {torch.int64, torch.float32}
 
 
@@ -250,8 +243,7 @@ def test_abstract_tokens__by_hand():
 
 def test_abstract_tokens__a_few_rows_at_a_time_are_the_same(monkeypatch):
     torch.manual_seed(0)
-    layer = randomize(AbstractTokenAttention(8, 4, 3))
-    x = torch.randn(1, 7, 8, 8)
+    layer, x = randomize(AbstractTokenAttention(8, 4, 3)), torch.randn(1, 7, 8, 8)
     whole = window_looks(layer, x)
     monkeypatch.setattr("broadsight.inspection.attention_rows.WEIGHTS_BYTES", 1)
     for one, other in zip(whole, window_looks(layer, x), strict=True):
