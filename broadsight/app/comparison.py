@@ -45,9 +45,8 @@ class Row:
 
     def value(self, key: str) -> float | None:
         """Value on one of AXES, in its unit, or None if it is not known."""
-        macs = None if self.macs is None else self.macs / 1e9
-        values = dict(accuracy=self.accuracy, latency=self.latency.median, macs=macs, parameters=self.parameters / 1e6)
-        return values[key]
+        macs, parameters = None if self.macs is None else self.macs / 1e9, self.parameters / 1e6
+        return dict(accuracy=self.accuracy, latency=self.latency.median, macs=macs, parameters=parameters)[key]
 
     @property
     def figures(self) -> dict[str, str]:

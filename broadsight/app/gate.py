@@ -44,8 +44,7 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] == "http":
             if refused := self.refusal(scope):
-                await refuse(send, *refused)
-                return
+                return await refuse(send, *refused)
             kept = [pair for pair in scope["headers"] if not PROXY_HEADERS.fullmatch(pair[0].lower())]
             await self.let_in({**scope, "headers": kept}, receive, _with_headers(send))
 

@@ -73,8 +73,7 @@ def in_one_line(function: Any) -> Callable[..., Any]:
 
 def add_look_tab(page: Page, tab: gr.Tab) -> None:
     """Add the tab's parts to the page that is being built."""
-    candidates = page.candidates
-    names = candidates.classifiers
+    candidates, names = page.candidates, page.candidates.classifiers
     if not names:
         gr.Markdown("Maps are of models that classify; none of those here does. Start the page with such a run.")
         return
@@ -160,9 +159,8 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
     page.image.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
     # change, not input: that event also comes when the list is passed by Tab, and would undo the next choice
-    model.change(other_model, [model, kind, target], [kind, target], **quiet, **private).success(
-        look, asked, answered, **quiet, **COMPUTE, **private
-    )
+    changed = model.change(other_model, [model, kind, target], [kind, target], **quiet, **private)
+    changed.success(look, asked, answered, **quiet, **COMPUTE, **private)
     hidden = quiet | private | dict(show_progress="hidden")
     gr.on([depth.input, title.input], leaf, [seen, depth, title], [title, shown, caption], **hidden)
     overview.click(draw_sheet, [page.image, model, target], [sheet, download], api_name="overview", **quiet, **COMPUTE)

@@ -28,16 +28,10 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -
         means = np.bincount(place, confidence, minlength=bins) / counts
         right = np.bincount(place, correct, minlength=bins) / counts
     gaps, images = np.abs(np.nan_to_num(means - right)), counts.sum()
-    rows = [
-        {
-            "low": float(edges[one]),
-            "high": float(edges[one + 1]),
-            "count": int(counts[one]),
-            "confidence": 100 * float(means[one]) if counts[one] else None,
-            "accuracy": 100 * float(right[one]) if counts[one] else None,
-        }
-        for one in range(bins)
-    ]
+    rows = []
+    for low, high, count, *shares in zip(edges[:-1], edges[1:], counts, means, right, strict=True):
+        known = [100 * float(share) if count else None for share in shares]
+        rows.append(dict(low=float(low), high=float(high), count=int(count), confidence=known[0], accuracy=known[1]))
     ece, mce = (100 * float((counts * gaps).sum() / images), 100 * float(gaps.max())) if images else (None, None)
     return {"ece": ece, "mce": mce, "bins": rows}
 
@@ -50,15 +44,12 @@ def confusion_matrix(found: Predictions) -> np.ndarray:
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     """The chance that a positive image gets a higher score (N,) than a negative one; equal ones count half."""
-    order = np.argsort(scores, kind="stable")
-    _, place, ties = np.unique(scores[order], return_inverse=True, return_counts=True)
-    ends = np.cumsum(ties)
-    ranks = ((2 * ends - ties + 1) / 2)[place]  # from 1, the mean of those that are equal
-    count = int(positive.sum())
-    others = len(scores) - count
+    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # from 1, the mean of those that are equal
+    count, others = int(positive.sum()), int((~positive).sum())
     if not count or not others:
         raise NotEnough("needs images of at least two classes")
-    return float((ranks[positive[order]].sum() - count * (count + 1) / 2) / (count * others))
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
 
 
 def _balanced_accuracy(found: Predictions, bins: int) -> float:

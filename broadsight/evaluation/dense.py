@@ -28,6 +28,8 @@ from ..visual.captioned import CaptionedImage
 from ..visual.objects import draw_objects, draw_semantic, side_by_side
 from .request import Request
 
+Progress = Callable[[int, int | None, str], None]  # how many are done, of how many, and what is done now
+Tell = Callable[[str], None]
 SHOWN = 12  # images in a report
 BATCH = 4  # images per call, unless asked for otherwise: they are large
 
@@ -65,9 +67,7 @@ class DenseEvaluation:
 
 
 def evaluate_dense(
-    request: Request,
-    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    request: Request, progress: Progress = lambda done, total, doing: None, tell: Tell = lambda note: None
 ) -> DenseEvaluation:
     """Ask a dense run about labelled images; `tell` is given what the user should know before that begins."""
     if request.threads is not None:
@@ -102,9 +102,7 @@ def _part_of(run: DenseModel, request: Request) -> DensePart:
     return DensePart(images, part.notes, {**part.description, "images": len(images), "samples": request.samples})
 
 
-def _score(
-    run: DenseModel, part: DensePart, request: Request, progress: Callable[[int, int, str], None]
-) -> DenseEvaluation:
+def _score(run: DenseModel, part: DensePart, request: Request, progress: Progress) -> DenseEvaluation:
     """Figures of a run on images; an interruption leaves those of what was seen until then."""
     views = run.views(flip=request.flip, scales=request.scales, slide=request.slide)
     evaluation = DenseEvaluation(run, part, views, command=request.command)
@@ -156,9 +154,7 @@ def _score(
 def _shown(run: DenseModel, images: Any, skipped: Container[str], scorer: Any) -> Iterator[CaptionedImage]:
     """Some of the images that could be read, truth beside what was found."""
     chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(SHOWN, len(images))).tolist()}
-    for index in sorted(chosen):
-        if images.name(index) in skipped:
-            continue
+    for index in sorted(place for place in chosen if images.name(place) not in skipped):
         image, target = images[index]
         found: Any
         if run.task == "segment":

@@ -22,14 +22,13 @@ from ..inspection.macs import executed_macs
 from ..runs.classifier import Classifier
 from ..runs.opening import is_dense
 from .classification import NotEnough, accepted_accuracy, figures, shortage
-from .dense import DenseEvaluation, evaluate_dense
+from .dense import DenseEvaluation, Progress, Tell, evaluate_dense
 from .predictions import Predictions, collect
 from .request import Request
 from .robustness import Suite, run_suite
 from .saliency import Saliency, from_name
 from .tasks import Task, check, choices_of, facts_of_evaluation, open_classifiers, open_tasks, suites_of
 
-Progress = Callable[[int, int | None, str], None]
 BATCH = 64  # images per call, unless asked for otherwise
 
 
@@ -81,9 +80,7 @@ class Evaluation:
 
 
 def evaluate(
-    request: Request,
-    progress: Progress = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    request: Request, progress: Progress = lambda done, total, doing: None, tell: Tell = lambda note: None
 ) -> Evaluation | DenseEvaluation:
     """Ask a run, and classifiers beside it, about all images; all is checked before. `tell` gets notes on that."""
     request.refuse_ignored(facts_of_evaluation(request))
@@ -93,7 +90,7 @@ def evaluate(
         return ask_all(request, progress, tell)
 
 
-def evaluate_classifiers(request: Request, progress: Progress, tell: Callable[[str], None]) -> Evaluation:
+def evaluate_classifiers(request: Request, progress: Progress, tell: Tell) -> Evaluation:
     """Ask classifiers alone; `evaluate` says what the arguments are."""
     started = time.monotonic()
     threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
@@ -210,9 +207,7 @@ def latencies(classifiers: Sequence[Classifier], rounds: int = 15) -> list[Summa
         return [summarize(samples) for samples in times_in_turns(calls, devices, rounds)]
 
 
-def times_in_turns(
-    calls: Sequence[Callable[[], Any]], devices: Sequence[torch.device], rounds: int
-) -> list[list[float]]:
+def times_in_turns(calls: Sequence[Callable[[], Any]], devices: Sequence[Any], rounds: int) -> list[list[float]]:
     """Milliseconds of each round of each call, whose device is waited for."""
 
     def timed(place: int, _: int) -> float:

@@ -25,16 +25,15 @@ from ..training.history import check_own_data
 from .classification import METRICS
 from .imagenet_sets import SETS, ImageNetSet, called_after, find_sets, indices_of, open_set
 from .request import NAMED_DATA, Request
-from .suites import SUITES, Choices
+from .robustness import SUITES, Choices
 
 ROBUSTNESS = "robustness"  # all suites
 
 
 def check(request: Request) -> None:
     """Refuse what no images and no models could make right: unknown figures and suites, two sets at once."""
-    for name in request.metrics:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
+    if wrong := [name for name in request.metrics if name not in METRICS]:
+        raise unknown("metric", wrong[0], METRICS)
     known = (*SUITES, ROBUSTNESS, *SETS)
     if wrong := [name for name in request.suite if name not in known]:
         raise UsageError(f"unknown suite {wrong[0]!r}; suites are {', '.join(known)}")
@@ -255,8 +254,7 @@ def _imagenet_sets(request: Request, classifiers: Sequence[Classifier]) -> Itera
 
 
 def _of_set(one: ImageNetSet, classifier: Classifier, request: Request) -> Task:
-    source: Any = sample(one.source, request.samples, request.seed or 0)
-    accepted = one.accepted
+    source, accepted = sample(one.source, request.samples, request.seed or 0), one.accepted
     if accepted is not None and isinstance(source, View):
         accepted = {place: accepted[row] for place, row in enumerate(source.rows.tolist()) if row in accepted}
     return Task(classifier, source, imagenet_names(), one.title, one.kept, accepted)

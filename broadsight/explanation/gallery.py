@@ -1,7 +1,7 @@
 """A page of what several models see in the same images: Markdown, and a folder of sheets beside it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,14 @@ from ..runs.opening import RANDOM, is_dense, origin_of, with_weights
 from ..training.run_folder import WEIGHTS, RunFolder
 from .inside import kinds_of
 from .request import GalleryRequest
-from .run import UNTRAINED, Wanted, check_kinds, explain_images, record_of
+from .run import UNTRAINED, Progress, Tell, Wanted, check_kinds, explain_images, record_of
 from .sheet import HEADINGS
 
 RECORD = "gallery.json"
 
 
 def gallery(
-    request: GalleryRequest,
-    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    request: GalleryRequest, progress: Progress = lambda done, total, doing: None, tell: Tell = lambda note: None
 ) -> dict[str, Any]:
     """Look at all images with all models; write sheets and record into a folder of the page's name, then the page."""
     page, wanted = Path(request.out), Wanted(kinds=request.kinds)

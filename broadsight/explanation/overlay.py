@@ -92,9 +92,8 @@ def _regions(pixels: np.ndarray, values: Tensor, alpha: float | None) -> np.ndar
         fill = np.array([colour(max(int(number), 0)) for number in numbers], np.float64)
         drawn = blend(_grey(pixels, 0.5), fill[regions], TINT if alpha is None else alpha)
     else:
-        count = np.bincount(regions.ravel(), minlength=len(numbers))
-        flat = pixels.reshape(-1, 3)
-        sums = [np.bincount(regions.ravel(), flat[:, channel], len(numbers)) for channel in range(3)]
+        places, count = regions.ravel(), np.bincount(regions.ravel(), minlength=len(numbers))
+        sums = [np.bincount(places, channel, len(numbers)) for channel in pixels.reshape(-1, 3).T]
         fill = np.stack(sums, axis=1) / count[:, None]
         drawn = blend(pixels, fill[regions], MEANS if alpha is None else alpha)
     drawn[labels < 0] = blend(_grey(pixels, 1.0), BLACK, SHADE)[labels < 0]

@@ -31,6 +31,8 @@ from .overlay import overlay
 from .request import GRADCAM, Request
 from .sheet import overview_sheet
 
+Progress = Callable[[int, int, str], None]  # how many are done, of how many, and what is done now
+Tell = Callable[[str], None]
 RECORD = "explanation.json"
 UNTRAINED = "untrained: the weights are random, so the answers and maps mean little"
 TOP = 5
@@ -74,8 +76,8 @@ class Explained:
 
 def explain(
     request: Request,
-    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    progress: Progress = lambda done, total, doing: None,
+    tell: Tell = lambda note: None,
     folder_for: Callable[[str], Path | None] = lambda title: None,
 ) -> Explained:
     """Look at images with a classifier; all is checked before. `folder_for` its title is where files go, if any."""
@@ -253,11 +255,9 @@ def write_files(
         arrays = {key: look.values.numpy() for key, look in zip(keys, looked.looks, strict=True)}
         with whole_file(out / f"{stem}.npz") as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, image=np.asarray(looked.image), **arrays)
-    width, height = looked.image.size
-    size = f"{width} x {height} pixels · {classifier.parameters / 1e6:.2f} M parameters"
+    size = f"{looked.image.width} x {looked.image.height} pixels · {classifier.parameters / 1e6:.2f} M parameters"
     words = dict(subtitle=f"{printable(Path(name).name)} · {size}", explained=names[looked.explained])
-    named = [(names[place], value) for place, value in answers]
-    warning = UNTRAINED if untrained else ""
+    named, warning = [(names[place], value) for place, value in answers], UNTRAINED if untrained else ""
     sheet = overview_sheet(looked.image, looked.looks, named, classifier.title, **words, warning=warning)
     save(sheet, out / f"{stem}.png")
     predictions = [{"class": names[at], "index": at, "probability": float(f"{value:.6g}")} for at, value in answers]

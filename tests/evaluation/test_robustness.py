@@ -18,9 +18,8 @@ from broadsight.data.normalising import Normalise
 from broadsight.data.seeds import mixed
 from broadsight.evaluation import robustness
 from broadsight.evaluation.predictions import collect
-from broadsight.evaluation.robustness import Corrupted, Row, as_bytes, direction, removal_ranks, run_suite, without
+from broadsight.evaluation.robustness import ORDERS, SUITES, Choices, Corrupted, Row, direction, run_suite, without
 from broadsight.evaluation.saliency import GradCam
-from broadsight.evaluation.suites import ORDERS, SUITES, Choices
 from broadsight.surgery.pooling import swap_pool
 
 from ..refusals import refused
@@ -167,7 +166,7 @@ def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
     saliency = torch.rand(3, *shape)
     saliency[1] = (saliency[1] > 0.5).float()  # many ties
     saliency[2] = 0
-    ranks = removal_ranks(saliency, [4, 5, 6], seed=1)
+    ranks = robustness.removal_ranks(saliency, [4, 5, 6], seed=1)
     images, pixels = torch.rand(3, 2, *shape) + 1, shape[0] * shape[1]
     for order, tenth in itertools.product(ORDERS, range(11)):
         count = round(tenth / 10 * pixels)
@@ -182,13 +181,13 @@ def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
 
 def test_removal__chance_depends_on_the_image_alone_and_takes_squares():
     saliency = torch.rand(3, 4, 4).round()
-    together = removal_ranks(saliency, [0, 1, 2])
+    together = robustness.removal_ranks(saliency, [0, 1, 2])
     for order in ORDERS:
-        alone = [removal_ranks(saliency[i : i + 1], [i])[order][0] for i in (2, 1, 0)][::-1]
+        alone = [robustness.removal_ranks(saliency[i : i + 1], [i])[order][0] for i in (2, 1, 0)][::-1]
         assert torch.equal(together[order], torch.stack(alone))
     assert not torch.equal(together["random"][0], together["random"][1])
-    assert not torch.equal(together["random"], removal_ranks(saliency, [0, 1, 2], seed=1)["random"])
-    blank = removal_ranks(torch.zeros(2, 28, 42), [3, 4])
+    assert not torch.equal(together["random"], robustness.removal_ranks(saliency, [0, 1, 2], seed=1)["random"])
+    blank = robustness.removal_ranks(torch.zeros(2, 28, 42), [3, 4])
     assert not torch.equal(blank["salient first"], blank["random"])  # ties are another draw than the control
     for one in blank["random"]:
         assert sorted(one.flatten().tolist()) == list(range(28 * 42))
@@ -225,7 +224,7 @@ def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
     if channels == 1:
         transforms = replace(transforms, mean=(0.5,), std=(0.5,))
     corrupted = Corrupted(source, transforms, "fog", 3, seed=2)
-    found = {index: as_bytes(corrupted.open(index)) for index in (3, 0, 4, 1, 2)}
+    found = {index: robustness.as_bytes(corrupted.open(index)) for index in (3, 0, 4, 1, 2)}
     for index in range(5):
         resized = source.open(index).resize((32, 32), Image.Resampling.BILINEAR).crop((8, 8, 24, 24))
         pixels = np.array(resized).reshape(16, 16, channels)
@@ -234,8 +233,8 @@ def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
         assert np.array_equal(found[index].permute(1, 2, 0), expected)
         assert corrupted.label(index) == source.label(index) and corrupted.name(index) == f"{index}.png"
     again = pickle.loads(pickle.dumps(corrupted))  # as worker processes get it
-    assert torch.equal(as_bytes(again.open(3)), found[3])
-    batch = next(iter(load(SourceDataset(corrupted, as_bytes), EvalOrder(corrupted, 5))))
+    assert torch.equal(robustness.as_bytes(again.open(3)), found[3])
+    batch = next(iter(load(SourceDataset(corrupted, robustness.as_bytes), EvalOrder(corrupted, 5))))
     assert torch.equal(batch.images, torch.stack([found[index] for index in range(5)]))
 
 

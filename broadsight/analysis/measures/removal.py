@@ -11,9 +11,8 @@ from typing import Any
 from torch import nn
 
 from ...data.sources import Source
-from ...evaluation.robustness import Tested, run_suite
+from ...evaluation.robustness import ORDERS, Choices, Tested, run_suite
 from ...evaluation.saliency import Saliency, about, from_name
-from ...evaluation.suites import ORDERS, Choices
 from ...visual.plots import PALETTE, need_matplotlib
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
 from .frame import Figure, Result, draw_band, draws, new_figure

@@ -99,10 +99,8 @@ class SuperTokenLooks(Collector):
         labels = _joined(numbers.gather(1, which), cell, size).cpu()
         most = f"the super token, of {p} x {q} super tokens, that holds the largest share of each pixel"
         part = f"how much of each pixel that one of {p} x {q} super tokens holds: 1 is all, 1/9 is no preference"
-        return [
-            Look(self.kind, "association", call.layer, depth, "labels", labels, most),
-            self.heat(depth, call.layer, "largest share", _joined(largest, cell, size), part),
-        ]
+        association = Look(self.kind, "association", call.layer, depth, "labels", labels, most)
+        return [association, self.heat(depth, call.layer, "largest share", _joined(largest, cell, size), part)]
 
 
 class _Windows(Collector):
