@@ -38,7 +38,7 @@ def make_image(seed: int = 0) -> Image.Image:
     return Image.fromarray(torch.randint(0, 256, (50, 70, 3), dtype=torch.uint8).numpy())
 
 
-def test_answer__the_same_as_predict(runs, tmp_path):
+def test_answer__the_same_as_predict_and_grey_models_get_grey(runs, tmp_path):
     make_image().save(tmp_path / "a.png")
     found = answer(runs, make_image())
     for one, said in zip(runs, found, strict=True):
@@ -48,6 +48,9 @@ def test_answer__the_same_as_predict(runs, tmp_path):
         assert sum(share for _, share in said.top) == pytest.approx(1)
     assert [said.name for said in found] == ["one", "two"]
     assert [name for name, _ in top_classes(runs[0].run, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
+    classifier = open_classifier(leave_run(tmp_path / "grey", num_classes=2, model_args={"in_chans": 1})[0])
+    assert image_of(classifier, make_image()).shape == (1, 1, 32, 32)
+    assert len(answer([Candidate("grey", "grey", True, classifier)], make_image())[0].top) == 2
 
 
 def test_answer__times_are_of_every_round(runs, monkeypatch):
@@ -56,12 +59,6 @@ def test_answer__times_are_of_every_round(runs, monkeypatch):
     monkeypatch.setattr(answers, "SECONDS", 3.5)  # the first passes take one second
     found = answer(runs, make_image())
     assert [(said.rounds, said.latency.median, said.threads) for said in found] == [(3, 1000.0, 1)] * 2
-
-
-def test_answer__grey_models_get_grey(tmp_path):
-    classifier = open_classifier(leave_run(tmp_path / "grey", num_classes=2, model_args={"in_chans": 1})[0])
-    assert image_of(classifier, make_image()).shape == (1, 1, 32, 32)
-    assert len(answer([Candidate("grey", "grey", True, classifier)], make_image())[0].top) == 2
 
 
 def test_answer__many_at_once_get_their_own(runs):

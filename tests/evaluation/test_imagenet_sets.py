@@ -250,11 +250,19 @@ def test_real__wrong_labels(tmp_path, text, said):
     assert found.startswith(str(tmp_path / "real.json"))
 
 
-def test_find_sets(family, tmp_path):
+def test_find_sets__also_one_level_too_high(family, tmp_path):
     found = [(name, path.name) for name, path in find_sets(family).items()]
     assert found == [(name, SETS[name].folder) for name in SETS if name != "imagenet-v2"]
     assert find_sets(family / "imagenet-a") == {"imagenet-a": family / "imagenet-a"}
     assert find_sets(tmp_path) == {}
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "imagenet-a").symlink_to(family / "imagenet-a")
+    assert find_sets(tmp_path / "x") == {"imagenet-a": tmp_path / "x" / "imagenet-a"}
+    assert open_set(tmp_path / "x", "imagenet-a").path == tmp_path / "x" / "imagenet-a"
+    assert open_set(family, "imagenet-v2-top-images").path.name == "imagenetv2-top-images-format-val"
+    assert open_set(family, "imagenet").path.name == "val"
+    text = "has several folders of the shape of ImageNet-V2: imagenetv2-matched-frequency-format-val/, "
+    wrong(family, "imagenet-v2", text, "; give one of")
 
 
 def test_find_sets__deeper_broken_and_twice(family, tmp_path):
@@ -276,26 +284,12 @@ def test_find_sets__deeper_broken_and_twice(family, tmp_path):
     assert find_sets(tmp_path / "pacs") == {}
 
 
-def test_one_level_too_high(family, tmp_path):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "imagenet-a").symlink_to(family / "imagenet-a")
-    assert find_sets(tmp_path / "x") == {"imagenet-a": tmp_path / "x" / "imagenet-a"}
-    assert open_set(tmp_path / "x", "imagenet-a").path == tmp_path / "x" / "imagenet-a"
-    assert open_set(family, "imagenet-v2-top-images").path.name == "imagenetv2-top-images-format-val"
-    assert open_set(family, "imagenet").path.name == "val"
-    text = "has several folders of the shape of ImageNet-V2: imagenetv2-matched-frequency-format-val/, "
-    wrong(family, "imagenet-v2", text, "; give one of")
-
-
-def test_wrong__place(tmp_path):
+def test_wrong__place_and_classes(family, tmp_path):
     wrong(tmp_path / "none", "imagenet-a", "no such folder: ", "none; give the folder of an unpacked set")
     (tmp_path / "a.tar").touch()
     wrong(tmp_path / "a.tar", "imagenet-a", "a.tar is a file; unpack it and give the folder")
     wrong(tmp_path, "imagenet-r", "has no class folders; ImageNet-R has 200, called n01443537, …; give the unpacked")
     wrong(tmp_path, "imagenet-v2", "has no class folders; ImageNet-V2 has 1,000, called 0 to 999; give")
-
-
-def test_wrong__classes(family, tmp_path):
     path = fill(tmp_path / "a", [*wnids("a")[2:], "n00000001"])
     text = "a has 199 class folders, 198 of ImageNet-A's 200; missing n01498041, n01531178; not of them n00000001; "
     wrong(path, "imagenet-a", f"{text}give the unpacked imagenet-a folder")

@@ -84,25 +84,19 @@ def rows_of(suite):
     return [(row.case, row.at, row.top1) for row in suite.rows]
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "side", "rows", "columns"),
-    [
+def test_occlusion__exactly_the_centre_and_counted_by_hand():
+    for height, width, side, rows, columns in (
         (4, 4, 0.5, (1, 3), (1, 3)),
         (5, 5, 0.5, (1, 3), (1, 3)),  # 2.5 is rounded to 2
         (5, 5, 0.75, (0, 4), (0, 4)),  # 3.75 to 4, half a pixel up and left
         (7, 5, 0.4, (2, 5), (1, 3)),  # 2.8 and 2
         (6, 6, 0.0, (3, 3), (3, 3)),
         (6, 5, 1.0, (0, 6), (0, 5)),
-    ],
-)
-def test_occluded__exactly_the_centre(height, width, side, rows, columns):
-    images = torch.rand(2, 3, height, width) + 1
-    expected, before = images.clone(), images.clone()
-    expected[..., slice(*rows), slice(*columns)] = 0
-    assert torch.equal(robustness.occluded(images, side), expected) and torch.equal(images, before)
-
-
-def test_occlusion__counted_by_hand():
+    ):
+        images = torch.rand(2, 3, height, width) + 1
+        expected, before = images.clone(), images.clone()
+        expected[..., slice(*rows), slice(*columns)] = 0
+        assert torch.equal(robustness.occluded(images, side), expected) and torch.equal(images, before)
     # In 8 x 8 the squares are 3:5, 2:6 and 1:7
     source = bright(8, (0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (2, 5), (6, 6), (7, 3))
     suite = run_suite("occlusion", finds_bright(8), source, batch=3)
@@ -112,7 +106,7 @@ def test_occlusion__counted_by_hand():
     assert "half the side" not in run_suite("occlusion", finds_bright(8), source, choices=Choices(sides=(1,))).summary
 
 
-def test_direction__is_that_of_the_closed_form():
+def test_direction__is_that_of_the_closed_form_also_of_a_sure_answer():
     mean, std = (0.4, 0.5, 0.6), (0.1, 0.2, 0.4)
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 3 * 4 * 4, generator=generator) / 10
@@ -134,9 +128,7 @@ def test_direction__is_that_of_the_closed_form():
     inside = (photos >= 8) & (photos <= 247)
     step = (found - images) * inside
     assert torch.allclose(step.abs().amax((0, 2, 3)), 8 / 255 / torch.tensor(std), rtol=1e-4)
-
-
-def test_direction__of_two_classes_leads_to_the_other_also_of_a_sure_answer():
+    # of two classes it leads to the other
     weight = torch.randn(2, 16)
     signs, _ = direction(Linear(weight, [0.0, 0.0], 4).logits, torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))
     assert torch.equal(signs.flatten(1), torch.stack([weight[1] - weight[0], weight[0] - weight[1]]).sign())

@@ -117,22 +117,15 @@ def vit(prefix: dict, size: tuple[int, int]) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize(
-    ("prefix", "words"),
-    [
-        (dict(class_token=True, global_pool="token"), "attention of the class token"),
-        (dict(class_token=True, reg_tokens=3, global_pool="token"), "attention of the class token"),
-        (dict(class_token=False, reg_tokens=4, global_pool="avg"), "receives, on average over all"),
-        (dict(class_token=False, global_pool="avg"), "receives, on average over all"),
-    ],
-    ids=["class", "class and registers", "registers", "patches"],
-)
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("registers", [0, 4])
 @pytest.mark.parametrize("place", [(0, 0), (2, 5), (4, 6), (3, 0)])
 @pytest.mark.parametrize("fused", [True, False])
 @torch.no_grad()
-def test_vit__looks_at_the_bright_patch(prefix, words, place, fused):
+def test_vit__looks_at_the_bright_patch(class_token, registers, place, fused):
+    pooling, words = ("token", "attention of the class token") if class_token else ("avg", "receives, on average over")
     size, image = (20, 28), torch.zeros(1, 3, 20, 28)
-    model = vit(prefix, size)
+    model = vit(dict(class_token=class_token, reg_tokens=registers, global_pool=pooling), size)
     for block in model.blocks:
         block.attn.fused_attn = fused
     image[..., 4 * place[0] : 4 * place[0] + 4, 4 * place[1] : 4 * place[1] + 4] = 1

@@ -227,7 +227,7 @@ def test_abstract_tokens__agree_with_windows_one_at_a_time(switches, size):
     assert all(look.values.shape == size for look in (*tokens.values(), *fusion.values()))
 
 
-def test_abstract_tokens__by_hand():
+def test_abstract_tokens__by_hand_and_a_few_rows_at_a_time(monkeypatch):
     layer = AbstractTokenAttention(1, 1, 2)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -239,9 +239,7 @@ def test_abstract_tokens__by_hand():
     expected = torch.tensor([[1 / 8, 3 / 8, 1 / 5], [2 / 8, 2 / 8, 4 / 5], [5 / 10, 5 / 10, 1.0]])
     torch.testing.assert_close(tokens["in its window"].values, expected)
     torch.testing.assert_close(fusion["received"].values, torch.full((3, 3), 0.25))
-
-
-def test_abstract_tokens__a_few_rows_at_a_time_are_the_same(monkeypatch):
+    # a few rows at a time are the same
     torch.manual_seed(0)
     layer, x = randomize(AbstractTokenAttention(8, 4, 3)), torch.randn(1, 7, 8, 8)
     whole = window_looks(layer, x)
