@@ -119,8 +119,7 @@ def plot(points: Sequence[dict[str, Any]], x_label: str, y_label: str) -> str:
 
 
 def points(rows: Sequence[Row], x: str, y: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Points of the plot: place on the axes, number and colour of the shape, figures in words. And of each model that
-    has none the reason: a figure is not known, or is another measure."""
+    """Points of the plot, and of each model that has none the reason: a figure is not known, or is another measure."""
     measures = [row.measure for row in rows if row.accuracy is not None]
     shared = max(dict.fromkeys(measures), key=measures.count, default="top-1")
     names = [row.name for row in rows]

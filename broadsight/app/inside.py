@@ -74,8 +74,7 @@ def class_called(one: Candidate, words: Any) -> int | None:
 
 def look(one: Candidate, image: Image.Image, kind: str, target: int | None = None) -> Looked:
     """Let an image in RGB pass and collect one kind of maps; nothing else may use the model meanwhile."""
-    classifier = _classifier(one)
-    there = kinds(one)
+    classifier, there = _classifier(one), kinds(one)
     if kind not in there.values():
         has = f"it has {', '.join(there)}" if there else "choose another model"
         raise ValueError(f"{one.name} has no {KINDS.get(kind, 'such')} maps; {has}")

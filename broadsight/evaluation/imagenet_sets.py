@@ -49,7 +49,6 @@ SETS = {
     "imagenet-r": SetInfo("ImageNet-R", 30_000, "imagenet-r", "r"),
     "imagenet-sketch": SetInfo("ImageNet-Sketch", 50_889, "sketch"),
 }
-
 # Letters and digits in the names of folders that tell V2's three sets apart; all three have the same shape.
 V2_WORDS = {"matched": "matched-frequency", "threshold": "threshold-0.7", "topimages": "top-images"}
 

@@ -89,10 +89,8 @@ def restricted(logits: Tensor, kept: np.ndarray | None) -> Tensor:
     """Logits (B, C) in which the classes that do not compete cannot win."""
     if kept is None:
         return logits
-    out = torch.full_like(logits, -torch.inf)
     index = torch.as_tensor(kept, device=logits.device)
-    out[:, index] = logits[:, index]
-    return out
+    return torch.full_like(logits, -torch.inf).index_copy(1, index, logits[:, index])
 
 
 def answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -86,8 +86,7 @@ def gallery(
 def _runs() -> list[str]:
     """All runs in runs/ that classify and have weights."""
     found = [path.parent for path in sorted(Path("runs").glob(f"*/{WEIGHTS}")) if path.is_file()]
-    found = [str(path) for path in found if not is_dense(path)]
-    if not found:
+    if not (found := [str(path) for path in found if not is_dense(path)]):
         what = "no RUN or MODEL is named, and runs/ holds no run that classifies"
         raise UsageError(f"{what}; name one, or first: broadsight train")
     return found

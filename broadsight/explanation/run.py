@@ -165,8 +165,7 @@ def look_at(
     explained = int(order[0]) if target is None else target
     found = look_inside(classifier.model, image, wanted.kinds or None, explained)
     looks = _chosen(found, wanted) or [_asked_for(classifier, image, explained, wanted, found)]
-    name = classifier.classes[explained]
-    looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in looks]
+    looks = [replace(look, title=classifier.classes[explained]) if look.kind == "gradcam" else look for look in looks]
     shown = Image.fromarray(data[0].numpy() if channels == 1 else data.permute(1, 2, 0).numpy())
     return Seen(shown, image, tuple(order.tolist()), tuple(probabilities.tolist()), tuple(looks), explained)
 

@@ -85,12 +85,10 @@ def test_added__random_weights_and_not_too_many_at_once(found, monkeypatch):
     assert found.added("test_resnet") is not one
     with found.computing, ThreadPoolExecutor(1) as pool:  # one at a time
         assert not pool.submit(found.computing.acquire, blocking=False).result()
-
-
-def test_added__too_large_ones_are_refused_before_they_are_made(found, monkeypatch):
+    # too large ones are refused before they are made
     monkeypatch.setattr(module, "open_classifier", lambda *_, **__: pytest.fail("made"))
     monkeypatch.setattr(module, "MOST_MACS", 1e6)
-    assert "G MACs, too much" in refusal(lambda: found.added("test_resnet"))
+    assert "G MACs, too much" in refusal(lambda: found.added("test_vit"))
     monkeypatch.setattr(module, "MOST_PARAMETERS", 1e5)
-    assert "0 M parameters" in refusal(lambda: found.added("test_resnet"))
-    assert "broadsight bench test_resnet" in refusal(lambda: found.added("test_resnet"))
+    assert "0 M parameters" in refusal(lambda: found.added("test_vit"))
+    assert "broadsight bench test_vit" in refusal(lambda: found.added("test_vit"))

@@ -58,7 +58,7 @@ def test_accuracy__an_evaluation_of_this_model_comes_first_and_random_weights_ha
     assert accuracy_of(run, folder) == (41.0, "evaluation mine")
 
 
-def test_points__values_on_the_axes_and_the_names_of_what_is_left_out():
+def test_points_and_table__values_on_the_axes_what_is_not_known_and_a_shape_for_every_model():
     drawn, missing = points([a_row(), a_row("b", accuracy=80.0)], "latency", "accuracy")
     assert [one.pop("about")["accuracy"] for one in drawn] == ["71.0 % top-1", "80.0 % top-1"] and missing == []
     first = dict(name="net", x=4.0, y=71.0, place=0, colour=PALETTE[0])
@@ -71,9 +71,6 @@ def test_points__values_on_the_axes_and_the_names_of_what_is_left_out():
     assert missing == ["b: accuracy not known", "c: MACs not known", "d: measured in box AP, not in top-1"]
     assert first_axes([a_row(accuracy=None)]) == ("macs", "latency")
     assert first_axes([a_row(accuracy=None), a_row()]) == ("latency", "accuracy")
-
-
-def test_table__not_run_where_nobody_knows_and_a_shape_for_every_model():
     text = table([a_row("<b>", accuracy=None, macs=None, trained=False)])
     assert "not run" in text and "not counted" in text and "random weights" in text
     assert "&lt;b&gt;" in text and "<b>" not in text

@@ -10,6 +10,7 @@ from PIL import Image
 from broadsight.app import inside as looking
 from broadsight.app.candidates import Candidate
 from broadsight.app.inside import LIKELY, Looked, class_called, classes_of, described, kind_called, look, view_of
+from broadsight.explanation.inside import KINDS
 from broadsight.explanation.maps.map import Look
 from broadsight.explanation.overlay import overlay
 from broadsight.runs.classifier import open_classifier
@@ -74,8 +75,6 @@ def test_look__maps_of_one_kind_with_the_names_of_classes_and_the_model_stays_as
 
 
 def test_choices__of_kinds_and_classes(model):
-    from broadsight.explanation.inside import KINDS
-
     assert set(KINDS) == set(looking.KINDS)
     assert kind_called("MAP tokens") == "map-tokens"
     assert classes_of(model)[:2] == [LIKELY, "0: crab"]

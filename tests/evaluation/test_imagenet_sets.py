@@ -138,15 +138,7 @@ def test_sketch__told_by_its_images_or_its_name(family, tmp_path):
     wrong(tmp_path / "other", "imagenet", text, "or name it imagenet-sketch")
 
 
-def test_images_are_read(family, tmp_path):
-    shutil.copytree(family / "imagenet-a", tmp_path / "a")
-    (tmp_path / "a" / "n01498041" / "0.jpg").unlink()
-    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "a" / "n01498041" / "ray.png")
-    found = open_set(tmp_path / "a", "imagenet-a", channels=1)
-    assert found.source.open(0).mode == "L" and found.source.open(0).size == (8, 8)
-
-
-def test_part_of_imagenet__is_no_set(tmp_path):
+def test_part_of_imagenet__is_no_set_and_images_of_a_set_are_read(family, tmp_path):
     for subset in "ar":  # the same class folders, but images of the validation set
         path = fill(tmp_path / subset, wnids(subset), "ILSVRC2012_val_00000001.JPEG")
         assert held(path) == []
@@ -154,6 +146,11 @@ def test_part_of_imagenet__is_no_set(tmp_path):
         wrong(path, f"imagenet-{subset}", f"has {title}'s class folders, but images of the validation set; give")
     path = fill(tmp_path / "few", ["n01440764", "n01443537"], "ILSVRC2012_val_00000001.JPEG")
     assert held(path) == []  # nor is the first class folder ReaL
+    shutil.copytree(family / "imagenet-a", tmp_path / "copy")
+    (tmp_path / "copy" / "n01498041" / "0.jpg").unlink()
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "copy" / "n01498041" / "ray.png")
+    found = open_set(tmp_path / "copy", "imagenet-a", channels=1)
+    assert found.source.open(0).mode == "L" and found.source.open(0).size == (8, 8)
 
 
 @pytest.fixture

@@ -65,15 +65,13 @@ def brightest(tmp_path, monkeypatch):
 def test_figures_and_record__by_hand(brightest, data, tmp_path):
     done = []
     asked = Request(str(brightest), str(data), workers=0, batch=4, threads=1, command="broadsight eval ...")
-    evaluation = evaluate(asked, lambda *now: done.append(now))
-    (result,) = evaluation.results
+    (result,) = evaluate(asked, lambda *now: done.append(now)).results
     # Red 4 of 4, green 3 of 3, blue 2 of 3; the fourth green one cannot be read
     found = result.figures["top1"], result.figures["balanced_accuracy"]
     assert found == pytest.approx((90, 100 * (1 + 1 + 2 / 3) / 3)) and result.absent.keys() == {"top5", "ece"}
     assert list(result.predictions.skipped) == ["green/broken.png"]
     assert result.latency is not None and result.latency.median > 0 and done[-1][:2] == (10, 11)
-    evaluation = evaluate(replace(asked, bins=5))
-    record = write_evaluation(evaluation, tmp_path / "out").record
+    record = write_evaluation(evaluate(replace(asked, bins=5)), tmp_path / "out").record
     assert record == json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert record["confusion"] == [[4, 0, 0], [0, 3, 0], [1, 0, 2]]
     assert record["confused"] == [{"class": "blue", "as": "red", "count": 1, "share": pytest.approx(100 / 3)}]

@@ -150,7 +150,7 @@ def families(tmp_path_factory):
     return root
 
 
-def test_imagenet__every_set_of_a_folder(families, thousand):
+def test_imagenet__every_set_of_a_folder_or_the_one_that_is_asked_for(families, thousand):
     asked = Request("test_resnet", str(families))
     found, groups = open_tasks(asked, [thousand])
     (val,), (hard,) = groups
@@ -160,9 +160,7 @@ def test_imagenet__every_set_of_a_folder(families, thousand):
     # The same images serve ReaL: some have no label that people agree on
     assert val.accepted is not None and 0 < len(val.accepted) <= 1000
     assert labels_of(val.source).tolist() == list(range(1000))
-
-
-def test_imagenet__the_set_that_is_asked_for_whose_samples_keep_their_accepted_labels(families, thousand):
+    # and the one that is asked for, whose samples keep their accepted labels
     asked = Request("test_resnet", str(families / "imagenet-a"), suite=("imagenet-a",), samples=7)
     _, ((task,),) = open_tasks(asked, [thousand])
     assert len(task.source) == 7 and len(task.kept) == 200

@@ -72,14 +72,20 @@ def test_look_inside__changes_nothing(name, form):
     assert order == sorted(order)
 
 
-def test_look_inside__all_kinds_and_gradcam():
-    looks = look_inside(make_model("mat_1"), torch.randn(1, 3, 64, 64), target=3)
+def test_look_inside__all_kinds_and_gradcam_also_of_compiled_models():
+    image = torch.randn(1, 3, 64, 64)
+    looks = look_inside(make_model("mat_1"), image, target=3)
     assert tuple(dict.fromkeys(look.kind for look in looks)) == kinds_of(make_model("mat_1"))
     assert kinds_of(make_model("mat_1")) == ("gradcam", "attention", "abstract-tokens", "fusion")
     assert {look.title for look in looks if look.kind == "gradcam"} == {"class 3"}
     assert kinds_of(nn.Sequential(nn.Conv2d(3, 8, 1))) == ("gradcam",)
     features = shallow("emsnet_xxtiny", num_classes=0, device="meta")
     assert "gradcam" not in kinds_of(features) and "c-mhsa" in kinds_of(features)
+    model = make_model("stvit_small")
+    compiled = torch.compile(model, backend="eager")
+    assert kinds_of(compiled) == kinds_of(model)
+    found = zip(*(look_inside(one, image, "super-tokens") for one in (compiled, model)), strict=True)
+    assert all(look.layer == other.layer and look.values.equal(other.values) for look, other in found)
 
 
 def test_look_inside__modes_are_put_back_and_gradients_are_not_needed():
@@ -116,14 +122,6 @@ def test_look_inside__takes_everything_back_after_an_exception(name, monkeypatch
             look_inside(model, torch.randn(1, 3, 64, 64), captures(model))
     assert state_of(model) == before
     assert not torch.overrides._get_current_function_mode_stack()
-
-
-def test_look_inside__compiled_models_are_run_as_they_are():
-    image, model = torch.randn(1, 3, 64, 64), make_model("stvit_small")
-    compiled = torch.compile(model, backend="eager")
-    assert kinds_of(compiled) == kinds_of(model)
-    found = zip(*(look_inside(one, image, "super-tokens") for one in (compiled, model)), strict=True)
-    assert all(look.layer == other.layer and look.values.equal(other.values) for look, other in found)
 
 
 def test_look_inside__refused():

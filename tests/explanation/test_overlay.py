@@ -82,7 +82,7 @@ def test_labels__few_have_colours_of_their_own():
     assert np.array_equal(border, expected)
 
 
-def test_labels__many_have_the_mean_of_their_pixels():
+def test_labels__many_have_the_mean_of_their_pixels_and_what_is_not_in_a_mask_lies_in_the_shade():
     under, values = image(8, 64), torch.arange(16)[None]
     found = pixels(overlay(under, look(values, "labels"), 1.0))
     for number in range(16):
@@ -92,9 +92,6 @@ def test_labels__many_have_the_mean_of_their_pixels():
     grey = Image.new("RGB", (8, 8), (200, 200, 200))
     found = pixels(overlay(grey, look([[-1, 4]], "labels")))  # a label below zero is no region
     assert found[0, 0].max() < 70 and len(set(found[0, 0].tolist())) == 1
-
-
-def test_mask__what_is_not_in_it_lies_in_the_shade():
     under = image(8, 12)
     found = pixels(overlay(under, look([[True, False]], "mask")))
     assert np.array_equal(found[:, :6], pixels(under)[:, :6])

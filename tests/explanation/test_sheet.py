@@ -67,16 +67,13 @@ def test_sheet__holds_the_image_and_the_maps():
     assert [holds(sheet, overlay(small, cam)) for cam in cams] == [MARGIN + n * (TILE + GAP) for n in range(3)]
 
 
-def test_sheet__bars_are_as_long_as_answers_are_probable():
+def test_sheet__has_bars_as_long_as_answers_are_probable_warns_and_tells_of_flat_maps():
     bars = {}
     for share in (0.2, 0.4):
         sheet = overview_sheet(image(), [], [("cat", 0.1), ("dog", share)], explained="dog")
         bars[share] = count(sheet, colour(5)) - 150, count(sheet, colour(0))  # the mark in the legend is as large
     assert 1.9 < bars[0.4][0] / bars[0.2][0] < 2.1 and bars[0.4][1] == bars[0.2][1]
     assert 1.85 < bars[0.2][0] / bars[0.2][1] < 2.15
-
-
-def test_sheet__warns_tells_of_flat_maps_and_grows_with_the_kinds():
     plain, warned = (overview_sheet(image(), [], title="x", warning=text) for text in ("", "untrained"))
     assert warned.height > plain.height and count(warned, (140, 58, 0)) > 20 and count(plain, (140, 58, 0)) == 0
     sheets = (overview_sheet(image(), [look(values=values)]) for values in (torch.ones(2, 2), torch.eye(2)))

@@ -154,16 +154,13 @@ def test_leaves_no_trace_even_of_an_error_and_works_on_frozen_models():
     assert model.training and not any(module._forward_hooks for module in model.modules())
 
 
-def test_models_that_say_nothing_of_their_maps_and_answers_that_depend_on_nothing():
+def test_models_that_say_nothing_of_their_maps_answers_that_depend_on_nothing_and_what_is_refused():
     looks = gradcam_looks(Plain(), torch.randn(1, 3, 32, 48))
     assert [tuple(look.values.shape) for look in looks] == [(16, 24), (8, 12)] and looks[-1].layer == "act"
     model = Plain()
     nn.init.zeros_(model.fc.weight)
     (look,) = gradcam_looks(model, torch.randn(1, 3, 32, 32))
     assert look.values.shape == (8, 8) and not look.values.any()
-
-
-def test_refused():
     several = "which is no map of several places"
     for (model, image), layer, message in (
         (made("resnet18"), "layr4", r"ResNet has no layer 'layr4'; expected the path of a module; nearest: layer4"),

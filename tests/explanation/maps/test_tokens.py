@@ -314,9 +314,7 @@ def test_foreground__background_query_agrees_with_the_equations():
     expected = torch.zeros(6, dtype=torch.float64)
     expected[order[2:]] = (torch.einsum("hd,khd->hk", query, keys) / math.sqrt(3)).softmax(-1).mean(0)
     torch.testing.assert_close(look.values, expected.view(2, 3).float())
-
-
-def test_foreground__all_foreground_and_no_map_around():
+    # all foreground, and no map around
     attn = PartialAttention(4, 2, (1, 1), background_required=False)
     found = looks_of(ForegroundLooks, attn, torch.randn(1, 12, 4), torch.randn(1, 12), size=(30, 42))
     assert [look.title for look in found] == ["foreground", "history up to layer 1"]
