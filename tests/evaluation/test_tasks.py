@@ -52,7 +52,7 @@ class Labelled:
         return int(self.labels[index])
 
 
-def test_match__by_name_whatever_the_order(run):
+def test_match__by_name_whatever_the_order_synsets_and_numbers_by_value(run, thousand):
     classifier = open_classifier(run, device="cpu")
     found = match_classes(classifier, Labelled(["a", "b", "c"], [0, 1, 2]), "d")
     assert (found[0].tolist(), *found[1:]) == ([1, 2, 0], ("c", "a", "b"), ())
@@ -60,9 +60,6 @@ def test_match__by_name_whatever_the_order(run):
     assert some[2] == ("d has images of 2 of the 3 classes of run; all 3 compete; there are none of c",)
     unknown = match_classes(classifier, Labelled(["a", "z"], [0, 0]), "d")  # a class without images
     assert unknown[0].tolist() == [1, -1]
-
-
-def test_match__synsets_and_numbers_by_value(thousand):
     places, names, _ = match_classes(thousand, Labelled(["n01443537", "n01440764"], [0, 1]), "d")
     assert places.tolist() == [1, 0] and names == imagenet_names()
     places, names, _ = match_classes(random_of(12), Labelled(["10", "2"], [0, 1]), "d")
