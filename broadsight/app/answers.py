@@ -56,10 +56,8 @@ def answer(asked: Sequence[Candidate], image: Image.Image, threshold: float = TH
     answers = []
     for one, result, times in zip(asked, found, samples, strict=True):
         how = summarize(times), rounds, torch.get_num_threads(), one.run.device.type
-        if one.classifies:
-            said: dict[str, Any] = dict(top=top_classes(one.run, result))
-        else:
-            said = _said(one.run, image, result, threshold)
+        top = dict(top=top_classes(one.run, result)) if one.classifies else None
+        said: dict[str, Any] = top or _said(one.run, image, result, threshold)
         answers.append(Answer(one.name, one.run.task, one.trained, *how, **said))
     return answers
 

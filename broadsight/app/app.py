@@ -11,11 +11,8 @@ from ..visual import html
 from ..visual.plots import PALETTE
 from .answers import THRESHOLD, answer, cards, hint
 from .candidates import Candidates
-from .compare_tab import add_compare_tab
-from .inside_tab import NAME as LOOK
-from .inside_tab import add_look_tab
-from .page_parts import COMPUTE, RAW, Page, in_one_line
-from .samples import sample, samples
+from .tabs import COMPUTE, LOOK, RAW, Page, add_compare_tab, add_look_tab, in_one_line
+from .uploads import sample, samples
 
 TITLE = "Broadsight"
 EMPTY = "Drop an image or pick a sample: the answers appear here."
@@ -126,13 +123,9 @@ def look_of_page() -> dict[str, Any]:
             block_shadow="none",
         )
         values |= {name + suffix: value for name, value in chosen.items()}
-    theme = gr.themes.Base(
-        primary_hue=blue,
-        secondary_hue=blue,
-        neutral_hue=gr.themes.colors.slate,
-        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"],
-        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
-        radius_size=gr.themes.sizes.radius_md,
-    )
+    hues: dict[str, Any] = dict(primary_hue=blue, secondary_hue=blue, neutral_hue=gr.themes.colors.slate)
+    hues["font"] = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"]
+    hues["font_mono"] = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
+    theme = gr.themes.Base(**hues, radius_size=gr.themes.sizes.radius_md)
     style = (files("broadsight.app") / "style.css").read_text(encoding="utf-8")
     return dict(theme=theme.set(**values), css=style, head=html.render("app/head"))

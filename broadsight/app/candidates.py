@@ -44,11 +44,7 @@ class Candidate:
 
 
 class Candidates:
-    """All models of the page, shared by everybody who looks at it; the first is the page's first choice.
-
-    Only one computes at a time, under `computing`: a single model takes all threads anyway, its time is then its own,
-    and what is captured inside it belongs to one image. `notes` name the runs that were left out, and why.
-    """
+    """All models of the page; one at a time computes, under `computing`. `notes` name runs left out, and why."""
 
     def __init__(self, given: Sequence[Candidate], notes: Sequence[str] = (), device: str = "auto"):
         counts = Counter(one.name for one in given)
@@ -83,8 +79,8 @@ class Candidates:
                 except Exception as error:
                     raise ValueError(f"{name} cannot be made here: {first_line(error)}") from None
                 if excess:
-                    advice = f"too much for this page; time it by: broadsight bench {name}"
-                    raise ValueError(f"{name} has {excess}, {advice}")
+                    what = f"{name} has {excess}, too much for this page"
+                    raise ValueError(f"{what}; time it by: broadsight bench {name}")
                 self._added[name] = Candidate(name, name, False, run)
             self._added.move_to_end(name)
             while len(self._added) > 1 and sum(one.run.parameters for one in self._added.values()) > MOST_PARAMETERS:
@@ -102,11 +98,7 @@ def open_candidates(
     device: str = "auto",
     runs: Path = Path("runs"),
 ) -> Candidates:
-    """Open the models that are named, or else the newest runs of a folder, or an untrained model.
-
-    Args:
-        sources: Run folders, of any task, and timm names. The other arguments are those of `open_classifier`.
-    """
+    """Open run folders and timm names, as `open_classifier` does, or else the newest runs, or an untrained model."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
     options: dict[str, Any] = dict(size=size, device=device)

@@ -1,6 +1,6 @@
-"""Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot.
+"""Size, MACs, latency and accuracy of models: a row for each, as a table and as points of a plot in HTML.
 
-The plot is HTML, not Gradio's: that one shows wrong figures when its axes change, and cannot be reached by keyboard.
+Gradio's own plot shows wrong figures when its axes change, and cannot be reached by keyboard.
 """
 
 import json
@@ -45,9 +45,8 @@ class Row:
 
     def value(self, key: str) -> float | None:
         """Value on one of AXES, in its unit, or None if it is not known."""
-        macs = None if self.macs is None else self.macs / 1e9
-        values = dict(accuracy=self.accuracy, latency=self.latency.median, macs=macs, parameters=self.parameters / 1e6)
-        return values[key]
+        macs, parameters = None if self.macs is None else self.macs / 1e9, self.parameters / 1e6
+        return dict(accuracy=self.accuracy, latency=self.latency.median, macs=macs, parameters=parameters)[key]
 
     @property
     def figures(self) -> dict[str, str]:
@@ -120,8 +119,7 @@ def plot(points: Sequence[dict[str, Any]], x_label: str, y_label: str) -> str:
 
 
 def points(rows: Sequence[Row], x: str, y: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Points of the plot: place on the axes, number and colour of the shape, figures in words. And of each model that
-    has none the reason: a figure is not known, or is another measure."""
+    """Points of the plot, and of each model that has none the reason: a figure is not known, or is another measure."""
     measures = [row.measure for row in rows if row.accuracy is not None]
     shared = max(dict.fromkeys(measures), key=measures.count, default="top-1")
     names = [row.name for row in rows]

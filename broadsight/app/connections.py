@@ -1,8 +1,4 @@
-"""Connections of a local server: a limited number at once, each within time limits.
-
-uvicorn waits without end for the rest of a request's headers, and for a body that comes a byte at a time. A few hundred
-such connections would keep everybody else out.
-"""
+"""Connections of a local server: a limited number at once, each within time limits, which uvicorn does not set."""
 
 import asyncio
 import re
@@ -19,7 +15,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD = re.compile(rb"\r?\n\r?\n")
 LENGTH = re.compile(rb"^content-length[ \t]*:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-SLOW = 408, b"the request took too long"
 
 
 @dataclass(frozen=True)
@@ -96,8 +91,7 @@ class _Protocol(H11Protocol):
             phase = "rest" if self.cycle is not None and self.cycle.response_complete else "body"
         elif self.conn.their_state is h11.IDLE:
             phase = "head" if self._head or self.cycle is None else "idle"
-        if phase != "head":
-            self._head = b""
+        self._head = self._head if phase == "head" else b""
         if phase != self._phase:
             self._turn(phase)
 
@@ -106,27 +100,21 @@ class _Protocol(H11Protocol):
         if self._clock is not None:
             self._clock.cancel()
         self._phase, self._came, self._began, self._clock = phase, 0, self.loop.time(), None
-        seconds = {"head": self.patience.head, "body": self.patience.body, "rest": self.patience.linger}.get(phase)
-        if seconds is not None:
+        waits = {"head": self.patience.head, "body": self.patience.body, "rest": self.patience.linger}
+        if (seconds := waits.get(phase)) is not None:
             self._clock = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
+        left = self.patience.body + self._came / self.patience.rate - (self.loop.time() - self._began)
         if self._phase == "rest":
             self.transport.close()
-        elif self._phase == "head":
-            self._answer(*SLOW)
-        else:
-            left = self.patience.body + self._came / self.patience.rate - (self.loop.time() - self._began)
-            if not self.flow.read_paused and left <= 0:
-                self._answer(*SLOW)
-            else:  # it comes fast enough, or it is we who do not read
-                self._clock = self.loop.call_later(max(left, 1.0), self._late)
+        elif self._phase == "head" or (not self.flow.read_paused and left <= 0):
+            self._answer(408, b"the request took too long")
+        else:  # a body comes fast enough, or it is we who do not read
+            self._clock = self.loop.call_later(max(left, 1.0), self._late)
 
     def _problem_of_head(self, data: bytes) -> bytes:
-        """What is wrong with the headers so far: too long, or the body's length is there twice.
-
-        h11 would take headers of any length if they come at once, and make one length of several that agree.
-        """
+        """What is wrong with the headers so far that h11 would take: too long, or the body's length is there twice."""
         self._head += data
         head, *rest = HEAD.split(self._head, maxsplit=1)
         said = LENGTH.findall(head)

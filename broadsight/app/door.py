@@ -1,7 +1,6 @@
 """The door of the page: it lets in what the page needs, and nothing else.
 
-Gradio would fetch an address that is sent in an image's place, relay requests to other sites, store uploads until the
-disk is full, and name their folder to everybody. None of that is needed here.
+Gradio alone would fetch addresses, relay requests, store uploads until the disk is full, and name their folder.
 """
 
 import asyncio
@@ -33,12 +32,7 @@ FILE, UPLOAD = f"{API}/file=", f"{API}/upload"
 
 
 class Door(Gate):
-    """ASGI middleware around the page.
-
-    Args:
-        storage: The folder of uploads. A file that an event names must be in there.
-        most_bytes: Of an upload.
-    """
+    """ASGI middleware around the page; a file that an event names must be in `storage`, the folder of uploads."""
 
     def __init__(self, app: Any, storage: Storage, *, most_bytes: int, allowed: Collection[str] = ()):
         super().__init__(app, allowed=allowed, pages=("/",))
@@ -48,17 +42,15 @@ class Door(Gate):
 
     async def let_in(self, scope: Any, receive: Receive, send: Send) -> None:
         if self.open >= MOST_STREAMS:
-            await refuse(send, 503, "too many requests are here; try again")
-            return
+            return await refuse(send, 503, "too many requests are here; try again")
         path, headers = scope["path"], without(scope["headers"], b"accept-encoding")  # to find paths in answers
         if path.startswith(FILE):
             path = FILE + self._real(path.removeprefix(FILE))
             scope = {**scope, "path": path, "raw_path": quote(path, safe="/=").encode()}
         else:
             send = hiding(send, self._hide)
-        let_in = self.app
-        if scope["method"] == "POST":
-            let_in = self._let_in_upload if path == UPLOAD else self._let_in_event
+        post = self._let_in_upload if path == UPLOAD else self._let_in_event
+        let_in = post if scope["method"] == "POST" else self.app
         self.open += 1
         try:
             await let_in({**scope, "headers": headers}, receive, send)
@@ -69,8 +61,7 @@ class Door(Gate):
         """Pass on a whole upload or none, so that nothing half is left on the disk."""
         length = int(header(scope, b"content-length")[0])
         if self.reading + length > max(MOST_READING, self.most_bytes + EXTRA):
-            await refuse(send, 503, "too many uploads are on their way; try again")
-            return
+            return await refuse(send, 503, "too many uploads are on their way; try again")
         self.reading += length
         try:
             parts = await body_parts(receive, length)
@@ -79,8 +70,7 @@ class Door(Gate):
             async with self._storing:  # one by one: none may take the room made for another
                 files = sum(part.count(b"filename") for part in parts)  # one upload may bring many
                 if not await asyncio.to_thread(self.storage.make_room, length, files):
-                    await refuse(send, 507, "there is no room for more uploads; try again later")
-                    return
+                    return await refuse(send, 507, "there is no room for more uploads; try again later")
                 await self.app(scope, again(parts, receive), send)
         finally:
             self.reading -= length
@@ -88,16 +78,13 @@ class Door(Gate):
     async def _let_in_event(self, scope: Any, receive: Receive, send: Send) -> None:
         parts = await body_parts(receive, MOST_JSON)
         if parts is None:
-            await refuse(send, 413, "the request is too long")
-            return
-        refused, body = None, b"".join(parts)
-        if EVENTS.fullmatch(scope["path"]):
-            refused, body = self.read_event(body)
+            return await refuse(send, 413, "the request is too long")
+        body = b"".join(parts)
+        refused, body = self.read_event(body) if EVENTS.fullmatch(scope["path"]) else (None, body)
         if refused is None and not await asyncio.to_thread(self.storage.make_room):
             refused = 507, "there is no room for more answers; try again later"
         if refused:
-            await refuse(send, *refused)
-            return
+            return await refuse(send, *refused)
         kept = without(scope["headers"], b"content-length", b"transfer-encoding")
         headers = [*kept, (b"content-length", str(len(body)).encode())]
         await self.app({**scope, "headers": headers}, again([body], receive), send)

@@ -1,7 +1,7 @@
 """The gate of a local server: checks who asks, under which host name, and how long a request claims to be.
 
-A web page elsewhere can make a visitor's browser ask this computer. It can even give our address a name of its own (DNS
-rebinding), and may then read our answers. So the name in `Host`, and the page in `Origin`, must be ours.
+A web page elsewhere can make a visitor's browser ask this computer, even under a name of its own (DNS rebinding), and
+read our answers. So the name in `Host`, and the page in `Origin`, must be ours.
 """
 
 import json
@@ -23,20 +23,14 @@ PROXY_HEADERS = re.compile(rb"(x-)?forwarded(-.*)?|x-real-ip|x-original-.*|x-gra
 # /a/b, ~/a, C:\\a, \\\\host\\a or file:///a, up to where a path surely ends
 PATH = re.compile(r"""(?<![\w.:/\\~])(?:file://+|~|[a-z]:)?[/\\][^\s'"<>|,;()]*[^\s'"<>|,;().:]""", re.IGNORECASE)
 WHOLE_PATH = re.compile(r"(?:file://+|~|[a-z]:)?[/\\]", re.IGNORECASE)
-HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
+HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+HEADERS += ((b"x-frame-options", b"DENY"), (b"cross-origin-resource-policy", b"same-origin"))
 
 
 class Gate:
     """ASGI middleware: refuses requests under other names, of other sites, and of unclear length.
 
-    Args:
-        allowed: Names beside those of this computer, as `allowed_names` gives them.
-        pages: Paths that a link on another site may lead to. All else is only for our own page, and for programs.
+    `allowed` are names beside those of this computer; `pages` are paths that a link on another site may lead to.
     """
 
     def __init__(self, app: Any, *, allowed: Collection[str] = (), pages: Collection[str] = ()):
@@ -50,15 +44,21 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] == "http":
             if refused := self.refusal(scope):
-                await refuse(send, *refused)
-                return
+                return await refuse(send, *refused)
             kept = [pair for pair in scope["headers"] if not PROXY_HEADERS.fullmatch(pair[0].lower())]
             await self.let_in({**scope, "headers": kept}, receive, _with_headers(send))
 
     def refusal(self, scope: Any) -> Refusal | None:
         """Status and reason if a request is refused for what its first lines say."""
-        if refused := _refusal_of_length(scope):
-            return refused
+        lengths, codings = header(scope, b"content-length"), header(scope, b"transfer-encoding")
+        if lengths and codings:
+            return 400, "Content-Length together with Transfer-Encoding; send one of them"
+        if len(lengths) > 1 or any(not re.fullmatch(r"[0-9]{1,18}", length) for length in lengths):
+            return 400, "Content-Length must be one number"
+        if codings and codings != ["chunked"]:
+            return 501, "Transfer-Encoding must be chunked"
+        if codings and scope.get("http_version", "1.1") == "1.0":
+            return 400, "HTTP/1.0 has no Transfer-Encoding"
         hosts = header(scope, b"host")
         if len(hosts) != 1:
             return 400, "a request must have one Host"
@@ -80,11 +80,7 @@ class Gate:
         return 403, "another site's page may not ask this server"
 
     def _is_allowed(self, authority: str, scope: Any, usual_port: int = 80) -> bool:
-        """Tell whether `name` or `name:port` is this server's.
-
-        That is loopback or the address that the connection came to, with the port that is listened on; or a name that
-        the user has given, with that port, its own or none.
-        """
+        """Tell whether `name` or `name:port` is this server's: loopback, the address that was asked, or one allowed."""
         found = AUTHORITY.fullmatch(authority.lower())
         if found is None:
             return False
@@ -118,20 +114,6 @@ def header(scope: Any, name: bytes) -> list[str]:
 def without(headers: Iterable[Header], *names: bytes) -> list[Header]:
     """Headers but those of some names."""
     return [pair for pair in headers if pair[0].lower() not in names]
-
-
-def _refusal_of_length(scope: Any) -> Refusal | None:
-    """Refuse a request that says in two ways how long it is, or in one that is not understood."""
-    lengths, codings = header(scope, b"content-length"), header(scope, b"transfer-encoding")
-    if lengths and codings:
-        return 400, "Content-Length together with Transfer-Encoding; send one of them"
-    if len(lengths) > 1 or any(not re.fullmatch(r"[0-9]{1,18}", length) for length in lengths):
-        return 400, "Content-Length must be one number"
-    if codings and codings != ["chunked"]:
-        return 501, "Transfer-Encoding must be chunked"
-    if codings and scope.get("http_version", "1.1") == "1.0":
-        return 400, "HTTP/1.0 has no Transfer-Encoding"
-    return None
 
 
 def without_paths(value: Any) -> Any:

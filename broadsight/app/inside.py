@@ -16,16 +16,8 @@ from ..visual import html
 from .answers import data_uri, image_of, top_classes
 from .candidates import Candidate
 
-KINDS = {
-    "gradcam": "Grad-CAM",
-    "attention": "Attention",
-    "map-tokens": "MAP tokens",
-    "super-tokens": "Super tokens",
-    "abstract-tokens": "Abstract tokens",
-    "fusion": "Fusion",
-    "foreground": "Foreground",
-    "c-mhsa": "C-MHSA",
-}
+KINDS = {"gradcam": "Grad-CAM", "attention": "Attention", "map-tokens": "MAP tokens", "super-tokens": "Super tokens"}
+KINDS |= {"abstract-tokens": "Abstract tokens", "fusion": "Fusion", "foreground": "Foreground", "c-mhsa": "C-MHSA"}
 LIKELY = "the most probable class"
 SIDE = 640  # pixels of the shown image
 
@@ -82,8 +74,7 @@ def class_called(one: Candidate, words: Any) -> int | None:
 
 def look(one: Candidate, image: Image.Image, kind: str, target: int | None = None) -> Looked:
     """Let an image in RGB pass and collect one kind of maps; nothing else may use the model meanwhile."""
-    classifier = _classifier(one)
-    there = kinds(one)
+    classifier, there = _classifier(one), kinds(one)
     if kind not in there.values():
         has = f"it has {', '.join(there)}" if there else "choose another model"
         raise ValueError(f"{one.name} has no {KINDS.get(kind, 'such')} maps; {has}")
@@ -103,15 +94,10 @@ def sheet(one: Candidate, photo: Image.Image, target: int | None = None) -> Imag
     looks = look_inside(classifier.model, image, target=target)
     with torch.inference_mode():
         logits = classifier.logits(image)
-    return overview_sheet(
-        view_of(classifier, photo),
-        looks,
-        top_classes(classifier, logits),
-        one.name,
-        subtitle=f"{Path(one.source).name or one.name}; {size} x {size} pixels",
-        explained=classifier.classes[int(logits[0].argmax()) if target is None else target],
-        warning="" if one.trained else "random weights: answers and maps mean nothing",
-    )
+    explained = classifier.classes[int(logits[0].argmax()) if target is None else target]
+    words = dict(subtitle=f"{Path(one.source).name or one.name}; {size} x {size} pixels", explained=explained)
+    words["warning"] = "" if one.trained else "random weights: answers and maps mean nothing"
+    return overview_sheet(view_of(classifier, photo), looks, top_classes(classifier, logits), one.name, **words)
 
 
 def view_of(classifier: Classifier, image: Image.Image, side: int = SIDE) -> Image.Image:

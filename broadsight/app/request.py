@@ -12,10 +12,7 @@ class Request(ModelOptions, Computing):
     verb = "app"
 
     runs: tuple[str, ...] = option(
-        (),
-        "folders of runs and timm names; without any, the newest runs in ./runs",
-        positional=True,
-        metavar="RUN|MODEL",
+        (), "folders of runs and timm names; none: the newest runs in ./runs", positional=True, metavar="RUN|MODEL"
     )
     host: str = option("127.0.0.1", "address to listen on; others than 127.0.0.1 let other machines in")
     port: int | None = option(None, "port to listen on; without it 7860, or the next that is free")

@@ -46,7 +46,6 @@ def serving(
     """Serve the page while the `with` lasts; gives its address. Uploads are removed afterwards.
 
     Args:
-        host: The address to listen on; any but this computer's own lets others in.
         port: None: 7860, or the next that is free.
         megabytes: The most that an upload may have.
         storage: The most MB that all uploads and answers may take; None: STORAGE, or five of the largest uploads.
@@ -90,8 +89,8 @@ def checked(
     if storage is None:
         storage = max(STORAGE, 5 * megabytes)
     elif not megabytes + 1 <= storage <= 1_000_000:
-        expected = f"expected MB, at least {megabytes + 1:g} (one upload and the samples)"
-        raise ValueError(f"--max-storage {storage:g}; {expected}")
+        what = f"--max-storage {storage:g}; expected MB, at least {megabytes + 1:g}"
+        raise ValueError(f"{what} (one upload and the samples)")
     return port, storage, allowed_names(allow_host)
 
 

@@ -1,29 +1,29 @@
-"""Uploads: only images that were uploaded here are read, and all together take no more than a quota of the disk."""
+"""Images: only those that were uploaded here are read, within a quota of the disk; and samples to try."""
 
 import os
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from ..data.decoding import KINDS, UnreadableImage, decode, open_image
+from ..data.scenes import CLASSES, draw_scene
 
 MOST_PIXELS = 40_000_000  # 120 MB once it is unpacked
 EXPECTED = f"expected at most {MOST_PIXELS / 1e6:.0f} million"
 SIDE = 1600  # pixels of the longer side that are kept; no model here looks at more
 MOST_MEGABYTES = 20.0
 MOST_FILES = 2000
+SAMPLE = 288  # pixels of the side of a sample
 
 
 def read_upload(payload: Any, folder: str | Path, megabytes: float = MOST_MEGABYTES) -> Image.Image:
-    """Read an upload: the image in RGB, upright, its longer side at most SIDE pixels.
+    """Read an upload, a mapping with the path of a file in `folder`: in RGB, upright, its longer side at most SIDE.
 
     Its header says how many pixels it has before anything is unpacked. Errors show nothing of what is in the file.
-
-    Args:
-        payload: What the page's image input sends: a mapping with the path of a file in `folder`, and no more is used.
     """
     if payload is None:
         raise ValueError("there is no image yet; drop one, or pick a sample")
@@ -96,3 +96,18 @@ class Storage:
                         if (parent := Path(path).parent) != self.folder:
                             parent.rmdir()
             return min(bytes_left, files_left) >= 0
+
+
+@cache
+def samples() -> tuple[tuple[str, Image.Image], ...]:
+    """Names and images of the samples, from the test part, which training never draws."""
+    scenes = [draw_scene(index, size=SAMPLE, split="test") for index in range(len(CLASSES))]  # one of each class
+    scenes.sort(key=lambda scene: scene.label)
+    return tuple((CLASSES[scene.label], Image.fromarray(scene.image)) for scene in scenes)
+
+
+def sample(index: object) -> Image.Image:
+    """The sample of this number; a ValueError for anything else that is sent."""
+    if not isinstance(index, int) or not 0 <= index < len(samples()):
+        raise ValueError("there is no such sample; pick one of those shown")
+    return samples()[index][1]

@@ -1,7 +1,4 @@
-"""Figures of a classifier from what it said of every image; all of them in per cent, but for the loss.
-
-Written out on arrays, since images, tables and curves are made from the same ones; torchmetrics agrees (see tests).
-"""
+"""Figures of a classifier from what it said of every image; all of them in per cent, but for the loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,8 +17,7 @@ class NotEnough(ValueError):
 def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> dict[str, Any]:
     """How far confidence (N,) can be trusted, in per cent, by bins of equal width over 0 to 1; `correct` is (N,).
 
-    A confidence on the edge of two bins belongs to the upper one. "ece" is the gap between confidence and accuracy
-    averaged over the images, "mce" the largest of a bin; both are None without images, as are means of empty bins.
+    An edge belongs to the upper bin. "ece" is the mean gap to the accuracy, "mce" the largest; None without images.
     """
     if bins < 1:
         raise ValueError(f"bins={bins}; expected 1 or more")
@@ -32,16 +28,10 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -
         means = np.bincount(place, confidence, minlength=bins) / counts
         right = np.bincount(place, correct, minlength=bins) / counts
     gaps, images = np.abs(np.nan_to_num(means - right)), counts.sum()
-    rows = [
-        {
-            "low": float(edges[one]),
-            "high": float(edges[one + 1]),
-            "count": int(counts[one]),
-            "confidence": 100 * float(means[one]) if counts[one] else None,
-            "accuracy": 100 * float(right[one]) if counts[one] else None,
-        }
-        for one in range(bins)
-    ]
+    rows = []
+    for low, high, count, *shares in zip(edges[:-1], edges[1:], counts, means, right, strict=True):
+        known = [100 * float(share) if count else None for share in shares]
+        rows.append(dict(low=float(low), high=float(high), count=int(count), confidence=known[0], accuracy=known[1]))
     ece, mce = (100 * float((counts * gaps).sum() / images), 100 * float(gaps.max())) if images else (None, None)
     return {"ece": ece, "mce": mce, "bins": rows}
 
@@ -54,15 +44,12 @@ def confusion_matrix(found: Predictions) -> np.ndarray:
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     """The chance that a positive image gets a higher score (N,) than a negative one; equal ones count half."""
-    order = np.argsort(scores, kind="stable")
-    _, place, ties = np.unique(scores[order], return_inverse=True, return_counts=True)
-    ends = np.cumsum(ties)
-    ranks = ((2 * ends - ties + 1) / 2)[place]  # from 1, the mean of those that are equal
-    count = int(positive.sum())
-    others = len(scores) - count
+    _, place, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # from 1, the mean of those that are equal
+    count, others = int(positive.sum()), int((~positive).sum())
     if not count or not others:
         raise NotEnough("needs images of at least two classes")
-    return float((ranks[positive[order]].sum() - count * (count + 1) / 2) / (count * others))
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
 
 
 def _balanced_accuracy(found: Predictions, bins: int) -> float:
@@ -121,10 +108,7 @@ def coverage(found: Predictions) -> tuple[int, int]:
 
 
 def per_class(found: Predictions, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """A row for each class: images, recall, precision, F1, and what it is most often taken for.
-
-    What cannot be said is None: all of a class without images, precision of one that was never answered.
-    """
+    """A row for each class: images, recall, precision, F1 (None where unknown), and what it is most often taken for."""
     matrix = confusion_matrix(found)
     names = names or [str(number) for number in range(found.classes)]
     shown, said, right = matrix.sum(1), matrix.sum(0), matrix.diagonal()

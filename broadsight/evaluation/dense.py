@@ -27,6 +27,8 @@ from ..visual.canvas import CaptionedImage
 from ..visual.objects import draw_objects, draw_semantic, side_by_side
 from .request import Request
 
+Progress = Callable[[int, int | None, str], None]  # how many are done, of how many, and what is done now
+Tell = Callable[[str], None]
 SHOWN = 12  # images in a report
 BATCH = 4  # images per call, unless asked for otherwise: they are large
 
@@ -56,19 +58,15 @@ class DenseEvaluation:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the images are."""
         return self.part.description
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know."""
         return self.part.notes
 
 
 def evaluate_dense(
-    request: Request,
-    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    request: Request, progress: Progress = lambda done, total, doing: None, tell: Tell = lambda note: None
 ) -> DenseEvaluation:
     """Ask a dense run about labelled images; `tell` is given what the user should know before that begins."""
     if request.threads is not None:
@@ -91,19 +89,11 @@ def _part_of(run: DenseModel, request: Request) -> DensePart:
         splits = run.own_data()
         part = DensePart(splits.val, splits.notes, {**splits.description, "part": "val", "images": len(splits.val)})
     else:
-        part = open_dense_part(
-            request.data,
-            run.task,  # ty: ignore[invalid-argument-type]
-            request.part,
-            classes=run.classes,
-            category_ids=run.category_ids,
-            keypoint_names=run.keypoint_names,
-            split=request.split,
-            seed=run.settings["seed"] if request.seed is None else request.seed,
-            channels=run.channels,
-            scenes_size=run.recipe.image_size or SCENES,
-            method=run.settings.get("hold_out", 1),
-        )
+        options: dict[str, Any] = {name: getattr(run, name) for name in ("classes", "category_ids", "keypoint_names")}
+        options |= dict(channels=run.channels, split=request.split, scenes_size=run.recipe.image_size or SCENES)
+        seed, method = run.settings["seed"] if request.seed is None else request.seed, run.settings.get("hold_out", 1)
+        task: Any = run.task
+        part = open_dense_part(request.data, task, request.part, **options, seed=seed, method=method)
     if request.samples is None or request.samples >= len(part.images):
         return part
     drawn = np.random.default_rng(request.seed or 0).choice(len(part.images), request.samples, replace=False)
@@ -111,23 +101,12 @@ def _part_of(run: DenseModel, request: Request) -> DensePart:
     return DensePart(images, part.notes, {**part.description, "images": len(images), "samples": request.samples})
 
 
-def _score(
-    run: DenseModel, part: DensePart, request: Request, progress: Callable[[int, int, str], None]
-) -> DenseEvaluation:
+def _score(run: DenseModel, part: DensePart, request: Request, progress: Progress) -> DenseEvaluation:
     """Figures of a run on images; an interruption leaves those of what was seen until then."""
     views = run.views(flip=request.flip, scales=request.scales, slide=request.slide)
     evaluation = DenseEvaluation(run, part, views, command=request.command)
-    scorer = make_scorer(
-        run.task,
-        part.images,
-        run.classes,
-        top_down=run.top_down,
-        flip_pairs=run.flip_pairs,
-        keypoint_offset=run.keypoint_offset,
-        views=views,
-        device=run.device,
-        keep=True,
-    )
+    options: dict[str, Any] = {name: getattr(run, name) for name in ("top_down", "flip_pairs", "keypoint_offset")}
+    scorer: Any = make_scorer(run.task, part.images, run.classes, **options, views=views, device=run.device, keep=True)
     source: Any = part.images
     transform = None if run.top_down else DenseTransforms(run.task, LARGEST).build(False)  # ty: ignore[invalid-argument-type]
     if run.top_down:
@@ -161,17 +140,20 @@ def _score(
     evaluation.coverage = scorer.metric.coverage()
     with torch.inference_mode():
         evaluation.shown = list(_shown(run, part.images, evaluation.skipped, scorer))
-    if run.task != "segment":
-        evaluation.results = _results(run, scorer)
+    if run.task != "segment" and not run.top_down:
+        evaluation.results = scorer.results
+    elif run.top_down:
+        for index in range(len(scorer.dataset)):  # keypoints in the file's own coordinates
+            found = moved_keypoints(scorer.predictions(index), -run.keypoint_offset)
+            place = scorer.dataset.target(index)["image_id"]
+            evaluation.results += to_results(place, found, scorer.dataset.category_ids)
     return evaluation
 
 
 def _shown(run: DenseModel, images: Any, skipped: Container[str], scorer: Any) -> Iterator[CaptionedImage]:
     """Some of the images that could be read, truth beside what was found."""
     chosen = {round(place) for place in np.linspace(0, len(images) - 1, min(SHOWN, len(images))).tolist()}
-    for index in sorted(chosen):
-        if images.name(index) in skipped:
-            continue
+    for index in sorted(place for place in chosen if images.name(place) not in skipped):
         image, target = images[index]
         found: Any
         if run.task == "segment":
@@ -194,17 +176,6 @@ def truth_and(run: DenseModel, image: Image.Image, target: Any, found: Any) -> I
         options["threshold"] = 0.0 if run.top_down else 0.5  # boxes of a pose model are given, not found
         drawn = [draw_objects(image, objects, run.classes, **options) for objects in (target, found)]
     return side_by_side(dict(zip(("truth", "found"), drawn, strict=True)))
-
-
-def _results(run: DenseModel, scorer: Any) -> list[dict[str, Any]]:
-    """Everything that was found, as COCO's results have it; keypoints in the file's own coordinates."""
-    if not run.top_down:
-        return scorer.results
-    entries = []
-    for index in range(len(scorer.dataset)):
-        found = moved_keypoints(scorer.predictions(index), -run.keypoint_offset)
-        entries += to_results(scorer.dataset.target(index)["image_id"], found, scorer.dataset.category_ids)
-    return entries
 
 
 def record_of(evaluation: DenseEvaluation) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""ImageNet and the sets made to go with it, as folders of images with labels among the same 1000 classes.
-
-Which set a folder holds is told by its shape: by what its class folders are called and, where two sets share that, by
-the names of its images. Lists of classes and ReaL's labels are those that timm brings along.
-"""
+"""ImageNet and the sets made to go with it, told apart by the names of their class folders and images."""
 
 import json
 import os
@@ -53,18 +49,13 @@ SETS = {
     "imagenet-r": SetInfo("ImageNet-R", 30_000, "imagenet-r", "r"),
     "imagenet-sketch": SetInfo("ImageNet-Sketch", 50_889, "sketch"),
 }
-
 # Letters and digits in the names of folders that tell V2's three sets apart; all three have the same shape.
 V2_WORDS = {"matched": "matched-frequency", "threshold": "threshold-0.7", "topimages": "top-images"}
 
 
 @dataclass(frozen=True, eq=False)
 class ImageNetSet:
-    """A folder of images to evaluate classifiers of ImageNet's 1000 classes on.
-
-    Labels are indices into these classes, which `source.classes` names by their synsets. ReaL's images have the label
-    of their class folder or, without one, the first that is accepted.
-    """
+    """A folder of images, labelled by ImageNet's 1000 classes; of ReaL without class folders by the first accepted."""
 
     name: str  # a key of SETS
     title: str
@@ -76,12 +67,9 @@ class ImageNetSet:
 
 
 def indices_of(classes: Sequence[str]) -> np.ndarray | None:
-    """Where class folders (n,) are among the 1000, as synsets or numbers by value; None if any of them is not.
-
-    Numbers count only if all 1000 are there: folders 0 to 9 are more likely to be digits.
-    """
+    """Where class folders (n,) are among the 1000, as synsets or numbers by value; None if any of them is not."""
     places, numbers = _places(classes, numbers=False), _places(classes, numbers=True)
-    if None in places and len(set(numbers)) == len(synsets()):
+    if None in places and len(set(numbers)) == len(synsets()):  # folders 0 to 9 are more likely to be digits
         places = numbers
     return np.array(places, np.int64) if places and None not in places else None
 
@@ -89,10 +77,8 @@ def indices_of(classes: Sequence[str]) -> np.ndarray | None:
 def find_sets(root: str | Path) -> dict[str, Path]:
     """The sets that a folder holds, in the order of SETS: the folder itself, or else folders in it.
 
-    V2 is "imagenet-v2" where no name says which of the three. Part of ImageNet's class folders are none of the sets.
-    Of two folders of a kind, the one with the usual name is taken, or else the first; `train` never. A folder that is
-    called after a set counts even if its shape is wrong: `open_set` says what is wrong with it. The validation set
-    is there twice, as itself and for ReaL, if its images have their original names; without class folders, for ReaL.
+    Of two of a kind it is the one with the usual name, or the first; never `train`. A folder that is called after a set
+    counts in any shape: `open_set` says what is wrong. A validation set with its original names serves ReaL too.
     """
     root = _folder(root)
     found = _located(root, 2)
@@ -101,23 +87,18 @@ def find_sets(root: str | Path) -> dict[str, Path]:
         name = called_after(folder) if "imagenet" in folder.lower() else None  # other data has a `sketch`
         if name and name not in found and root / folder not in used:
             found[name] = root / folder
-    if "imagenet" in found and REAL not in found and _is_val(found["imagenet"]):
+    if "imagenet" in found and REAL not in found and VAL_IMAGE.fullmatch(_look(found["imagenet"])[1]):
         found[REAL] = found["imagenet"]
     return {name: found[name] for name in SETS if name in found}
 
 
 def open_set(path: str | Path, name: str, channels: int = 3, real: str | Path | None = None) -> ImageNetSet:
-    """Opens a folder as one of SETS, whose shape it or a folder in it must have; "imagenet-v2" is any of its three.
-
-    Args:
-        real: A file with other labels for ReaL than timm's: a JSON list of 50,000 lists of classes.
-    """
+    """Open a folder, or the one in it, that has the shape of one of SETS; `real` is a file of labels for ReaL."""
     name, path = _fitting(_folder(path), name)
     if name == REAL:
         return _open_real(path, channels, real)
     info, folders = SETS[name], _folders(path)
-    part = part_of(path, channels)
-    notes, source = part.notes, part.source
+    source, notes = (part := part_of(path, channels)).source, part.notes
     if empty := in_order(set(folders) - set(source.classes)):
         what = f"{path} has {len(empty):,} of {len(folders):,} class folders without images"
         raise ValueError(f"{what}: {some(empty, 3)}; unpack {info.title} again")
@@ -150,11 +131,6 @@ def _look(path: Path) -> tuple[list[str], str]:
         if images := [entry.name for entry in place if is_image(entry.name) and is_there(entry.is_file)]:
             return folders, min(images)
     return folders, ""
-
-
-def _is_val(path: Path) -> bool:
-    """Whether images are called as those of ImageNet's validation set."""
-    return VAL_IMAGE.fullmatch(_look(path)[1]) is not None
 
 
 def _info(name: str) -> str:
@@ -210,8 +186,8 @@ def called_after(name: str) -> str | None:
     letters = _letters(name)
     if letters.startswith("imagenetv2"):
         return _which_v2(name)
-    known = {"imageneta": "imagenet-a", "imagenetr": "imagenet-r"}
-    return known.get(letters) or ("imagenet-sketch" if letters in ("sketch", "imagenetsketch") else None)
+    known = {"imageneta": "imagenet-a", "imagenetr": "imagenet-r", "imagenetsketch": "imagenet-sketch"}
+    return known.get(letters, "imagenet-sketch" if letters == "sketch" else None)
 
 
 def _located(path: Path, depth: int) -> dict[str, Path]:
@@ -251,7 +227,7 @@ def _misfit(folders: Sequence[str], name: str) -> str | None:
 def _fits(path: Path, name: str) -> str | None:
     """The name under which a folder is the set called so, which may say more; None if it is not."""
     if name == REAL:
-        return name if _is_val(path) else None
+        return name if VAL_IMAGE.fullmatch(_look(path)[1]) else None
     kind = _kind(path) or ""
     if name.startswith(V2) and kind.startswith(V2) and V2 in (name, kind):
         return max(name, kind, key=len)
@@ -291,8 +267,7 @@ def _fitting(path: Path, name: str) -> tuple[str, Path]:
 def _open_real(path: Path, channels: int, file: str | Path | None) -> ImageNetSet:
     info, ignored = SETS[REAL], []
     names = sorted(images_below(path, "", ignored))
-    matches = (VAL_IMAGE.fullmatch(os.path.basename(name)) for name in names)
-    numbers = [int(match[1]) if match else 0 for match in matches]
+    numbers = [int(x[1]) if (x := VAL_IMAGE.fullmatch(os.path.basename(name))) else 0 for name in names]
     if wrong := [name for name, number in zip(names, numbers, strict=True) if not 1 <= number <= VAL_IMAGES]:
         what = f"{len(wrong):,} of {len(names):,} images in {path} are not called ILSVRC2012_val_00000001.JPEG to"
         raise ValueError(f"{what} …{VAL_IMAGES:08}.JPEG: {some(wrong, 3)}; ReaL goes by these names")

@@ -20,16 +20,10 @@ class Subject(Protocol):
     """What is evaluated."""
 
     @property
-    def normalise(self) -> Callable[[Tensor], Tensor]:
-        """Bytes (B, C, H, W) -> normalised images on the device."""
-        ...
-
+    def normalise(self) -> Callable[[Tensor], Tensor]: ...  # bytes (B, C, H, W) -> normalised, on the device
     @property
     def num_classes(self) -> int: ...
-
-    def logits(self, images: Tensor, /) -> Tensor:
-        """Normalised images -> (B, num_classes), finite."""
-        ...
+    def logits(self, images: Tensor, /) -> Tensor: ...  # of normalised images (B, num_classes), finite
 
 
 @dataclass(frozen=True)
@@ -67,13 +61,7 @@ def collect(
     kept: np.ndarray | None = None,
     seen: Callable[[int], None] = lambda count: None,
 ) -> Predictions:
-    """Ask for every image.
-
-    Args:
-        count: How many there will be, to know what can be kept of each.
-        kept: The classes that compete; all of the model's if None.
-        seen: Told how many more images are done.
-    """
+    """Ask about `count` images, among the classes that are `kept`, or all; `seen` is told how many more are done."""
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     skipped: dict[str, str] = {}
     for batch in batches:
@@ -101,10 +89,8 @@ def restricted(logits: Tensor, kept: np.ndarray | None) -> Tensor:
     """Logits (B, C) in which the classes that do not compete cannot win."""
     if kept is None:
         return logits
-    out = torch.full_like(logits, -torch.inf)
     index = torch.as_tensor(kept, device=logits.device)
-    out[:, index] = logits[:, index]
-    return out
+    return torch.full_like(logits, -torch.inf).index_copy(1, index, logits[:, index])
 
 
 def answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -116,10 +102,6 @@ def answers(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     ranks = ((logits > truth) | ((logits == truth) & before)).sum(1)
     probabilities = logits.softmax(1)
     order = logits.argsort(dim=1, descending=True, stable=True)[:, :TOP]
-    return {
-        "ranks": ranks,
-        "top": order,
-        "probabilities": probabilities.gather(1, order),
-        "losses": F.cross_entropy(logits, labels, reduction="none"),
-        "all_probabilities": probabilities,
-    }
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    found = dict(ranks=ranks, top=order, probabilities=probabilities.gather(1, order), losses=losses)
+    return found | dict(all_probabilities=probabilities)

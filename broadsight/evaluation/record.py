@@ -46,28 +46,20 @@ def record_of(evaluation: Evaluation) -> dict[str, Any]:
 def _result_record(result: Result, bins: int) -> dict[str, Any]:
     """What one classifier said: figures, classes, confusions, calibration."""
     said, names = result.predictions, result.task.names
-    record = {
-        "model": _model_record(result),
-        "figures": result.figures,
-        "absent": dict(result.absent),
-        "classes": list(names),
-        "images": len(said),
-        "coverage": dict(zip(("occurring", "classes"), coverage(said), strict=True)),
-        "per_class": per_class(said, names),
-        "confused": most_confused(said, names),
-        "calibration": calibration(said.confidence, said.ranks == 0, bins),
-    }
-    if said.classes <= MOST_CLASSES:
-        record["confusion"] = confusion_matrix(said).tolist()
+    record: dict[str, Any] = dict(model=_model_record(result), figures=result.figures, absent=dict(result.absent))
+    record |= dict(classes=list(names), images=len(said))
+    record["coverage"] = dict(zip(("occurring", "classes"), coverage(said), strict=True))
+    record |= dict(per_class=per_class(said, names), confused=most_confused(said, names))
     if "ece" in result.absent:
         record["absent"]["calibration"] = f"the calibration error {result.absent['ece']}"
-        del record["calibration"]
-    return record
+    else:
+        record["calibration"] = calibration(said.confidence, said.ranks == 0, bins)
+    return record | (dict(confusion=confusion_matrix(said).tolist()) if said.classes <= MOST_CLASSES else {})
 
 
 def _model_record(result: Result) -> dict[str, Any]:
-    classifier = result.task.classifier
-    size = [classifier.transforms.channels, classifier.transforms.size, classifier.transforms.size]
+    classifier, transforms = result.task.classifier, result.task.classifier.transforms
+    size = [transforms.channels, transforms.size, transforms.size]
     latency = None if result.latency is None else asdict(result.latency)
     names = {name: getattr(classifier, name) for name in ("title", "source", "parameters")}
     return {**names, "macs": result.macs, "input_size": size, "latency_ms": latency}
@@ -76,10 +68,7 @@ def _model_record(result: Result) -> dict[str, Any]:
 def _suite_records(result: Result) -> list[dict[str, Any]]:
     records = [asdict(suite) for suite in result.suites]
     if result.sets:
-        rows = [
-            {"case": f"{case}, {classes:,} classes", "at": None, "top1": top1, "images": images}
-            for case, classes, images, top1 in result.sets
-        ]
+        rows = [dict(case=f"{x}, {n:,} classes", at=None, top1=top1, images=i) for x, n, i, top1 in result.sets]
         about = "Top-1 on every set that the folder holds; where a set has some of the classes, those alone compete."
         words = dict(name="imagenet", title="ImageNet's families", about=about, axis="set")
         records.insert(0, {**words, "rows": rows, "summary": {}})
@@ -139,8 +128,7 @@ def _data_facts(evaluation: Evaluation) -> dict[str, Any]:
 def predictions_csv(result: Result) -> str:
     """A line for each image: what it shows, what was said, how surely, and how probable the truth seemed."""
     said, task = result.predictions, result.task
-    text = io.StringIO()
-    rows = CsvRows(text)
+    rows = CsvRows(text := io.StringIO())
     rows.write(["file", "label", "predicted", "confidence", "rank", "loss"])
     columns = (said.rows, said.labels, said.predicted, said.confidence, said.ranks, said.losses)
     for row, truth, answer, confidence, rank, loss in zip(*columns, strict=True):

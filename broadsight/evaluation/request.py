@@ -18,6 +18,8 @@ from ..options import (
 )
 
 NAMED_DATA = "DATA that is named"
+DATA = "images, as train takes them, an ImageNet set, or a folder of several; none: what the run validated on"
+SEED = "of samples and suites; and of scenes and hold-outs, where it is the run's"
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,7 @@ class Request(ModelOptions, Views, Machine):
     verb = "evaluate"
 
     run: Any = option(..., **RUN | dict(help="folder of a run, an exported file, or a timm name"))
-    data: str | None = option(
-        None,
-        "images, as train takes them, an ImageNet set, or a folder of several; none: what the run validated on",
-        positional=True,
-        metavar="DATA",
-    )
+    data: str | None = option(None, DATA, positional=True, metavar="DATA")
     suite: tuple[str, ...] = option(
         (),
         "joined by commas: occlusion, fgsm, salient, corruptions, robustness (all four); or what DATA must be: "
@@ -80,12 +77,7 @@ class Request(ModelOptions, Views, Machine):
         None, "other labels for imagenet-real than timm's", metavar="FILE", of=(CLASSIFIERS,)
     )
     batch: int | None = option(None, "images per call; 64, or of a dense run 4", least=1)
-    seed: int | None = option(
-        None,
-        "of samples and suites; and of scenes and hold-outs, where it is the run's",
-        of=(NAMED_DATA, "--samples"),
-        least=0,
-    )
+    seed: int | None = option(None, SEED, of=(NAMED_DATA, "--samples"), least=0)
     strict: bool = option(False, STRICT)
     latency: bool = option(True, "take times", of=(CLASSIFIERS,))
     root: str | None = option(None, DATASET_ROOT, metavar="DIR", of=(CLASSIFIERS,))

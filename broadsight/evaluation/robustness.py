@@ -1,8 +1,9 @@
 """How a classifier stands what is done to its images: occlusion, an attack, removal by saliency, corruptions."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,28 +12,99 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from ..data.corruptions import GROUPS, corrupt
+from ..data.corruptions import CORRUPTIONS, GROUPS, SEVERITIES, corrupt
 from ..data.loading import Batch, EvalOrder, SourceDataset, Transforms, close, load
 from ..data.seeds import mixed
 from ..data.sources import Source
 from ..data.view import View, labels_of
 from ..inspection.meta_pass import in_eval_mode
 from .predictions import Subject, answers, restricted
-from .removal import ORDERS, area, checked_saliency, removal_ranks, without
 from .saliency import Saliency, about
-from .suites import EIGHT, HALF
-from .suites import SUITES as SUITES
-from .suites import Choices as Choices
-from .suites import passes_of as passes_of
 
-Asked = Iterator[tuple[str, float, Tensor]]  # case, at, logits (B, C)
+GRID = 14  # squares along the shorter side that go at random, as many as DINO's patches
+Cases = list[tuple[str, float]]  # case, at
+Asked = Iterable[tuple[str, float, Tensor]]  # case, at, logits (B, C)
+Ask = Callable[[Tensor], Tensor]  # normalised images -> logits
+SUITES = ("occlusion", "fgsm", "salient", "corruptions")
+ORDERS = ("salient first", "random", "least salient first")  # in which pixels go
+HALF = 0.5  # of a side: the occlusion that stands for the others
+EIGHT = 8.0  # of 255: likewise the attack
+# Title of each suite, its settings in a sentence or two, and what `at` means.
+WORDS = {
+    "occlusion": (
+        "Occlusion of the centre",
+        "A centred square is set to the mean colour (0 after normalisation). Half the side, a quarter of the area, "
+        "is our reading of the papers' centre occlusion, whose size is not printed.",
+        "side of the square, as a fraction of the image's",
+    ),
+    "fgsm": (
+        "Fast gradient sign attack",
+        "One step along the signs of the gradient of the true class's cross-entropy, clipped to valid pixel values "
+        "and not rounded to bytes. 8/255 is our reading of the papers' FGSM, whose step is not printed.",
+        "step, in 255ths",
+    ),
+    "salient": (
+        "Removal of salient pixels",
+        "Pixels are set to the mean colour (0 after normalisation), first those that are salient by {saliency}; "
+        "and for comparison square after square at random, and in the opposite order. An area is the mean height "
+        "of a curve.",
+        "fraction of the pixels removed",
+    ),
+    "corruptions": (
+        "Common corruptions",
+        "Images are resized and cropped, then corrupted: {kinds} of {all} kinds at severity {severities}. These are "
+        "the kinds of ImageNet-C in our own drawing, so figures do not compare with those of its published images; "
+        "there is no mCE, which needs the errors of an AlexNet.",
+        "severity",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How hard the suites are. Images as they are, at 0, are always measured too."""
+
+    corruptions: Sequence[str] = CORRUPTIONS
+    severities: Sequence[int] = SEVERITIES
+    epsilons: Sequence[float] = (1.0, 4.0, 8.0)  # steps of the attack, in units of pixels between 0 and 255
+    sides: Sequence[float] = (0.25, 0.5, 0.75)  # of the square that occludes, as fractions of the image's side
+    fractions: Sequence[float] = tuple(tenth / 10 for tenth in range(10))  # parts of the pixels that are removed
+
+    def __post_init__(self) -> None:
+        for name, values in vars(self).items():
+            if not len(values):
+                raise ValueError(f"{name} are empty; expected one or more")
+            highest = dict(sides=1, epsilons=255, fractions=1).get(name)
+            if highest and (wrong := [value for value in values if not 0 <= value <= highest]):
+                raise ValueError(f"{wrong[0]} among {name}; expected numbers between 0 and {highest}")
+        if unknown := [name for name in self.corruptions if name not in CORRUPTIONS]:
+            raise ValueError(f"unknown corruption {unknown[0]!r}; corruptions are {', '.join(CORRUPTIONS)}")
+        if wrong := [severity for severity in self.severities if severity not in SEVERITIES]:
+            raise ValueError(f"severity {wrong[0]}; expected some of {', '.join(map(str, SEVERITIES))}")
+
+    def cases(self, suite: str) -> list[tuple[str, float]]:
+        """What a suite measures: case and at, in the order of its rows."""
+        if suite not in SUITES:
+            raise ValueError(f"unknown suite {suite!r}; suites are {', '.join(SUITES)}")
+        if suite == "corruptions":
+            names, severities = [x for x in CORRUPTIONS if x in self.corruptions], sorted(set(self.severities))
+            return [("clean", 0.0), *((name, float(severity)) for name in names for severity in severities)]
+        steps = {"occlusion": self.sides, "fgsm": self.epsilons, "salient": self.fractions}[suite]
+        cases = {"occlusion": ("centre",), "fgsm": ("fgsm",), "salient": ORDERS}[suite]
+        return [(case, at) for case in cases for at in sorted({0.0, *map(float, steps)})]
+
+    def described(self, suite: str, saliency: str) -> tuple[str, str, str]:
+        """WORDS of a suite with these choices, and what pixels are removed by in words."""
+        title, about, axis = WORDS[suite]
+        severities = ", ".join(map(str, sorted(set(self.severities))))
+        counts = dict(kinds=len(set(self.corruptions)), all=len(CORRUPTIONS))
+        return title, about.format(saliency=saliency, severities=severities, **counts), axis
 
 
 class Corrupted(View):
-    """Images as the model sees them, resized and cropped, and then corrupted, as those of ImageNet-C were.
+    """Images, resized and cropped for the model, then corrupted; each by its index and the seed alone.
 
-    What becomes of an image depends on its index and the seed alone, so that any order and any process gives the same
-    pixels. No further geometry must follow: `as_bytes` is the transform to load these with.
+    No further geometry must follow: `as_bytes` is the transform to load these with.
     """
 
     def __init__(self, source: Source, transforms: Transforms, name: str, severity: int, seed: int = 0):
@@ -100,14 +172,10 @@ def run_suite(
     strict: bool = False,
     seen: Callable[[int, str], None] = lambda count, doing: None,
 ) -> Suite:
-    """Ask about every image in every case of a suite.
+    """Ask about every image in every case of one of SUITES, among the classes that are `kept`, or all.
 
-    Args:
-        name: One of SUITES.
-        saliency: What "salient" removes pixels by.
-        kept: The classes that compete; all of the model's if None.
-        seed: Of ties in saliency, of the random order and of corruptions.
-        seen: Told how many images more are done, and in which case.
+    `seed` is that of ties in saliency, of the random order and of corruptions; `seen` is told how many images more are
+    done, and in which case.
     """
     choices = choices or Choices()
     cases = choices.cases(name)
@@ -174,7 +242,7 @@ def occluded(images: Tensor, side: float) -> Tensor:
     return out
 
 
-def direction(ask: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def direction(ask: Ask, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Signs (B, C, H, W) of the gradient of the cross-entropy by the images, or by pixels; and the logits (B, C)."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
@@ -190,21 +258,60 @@ def stepped(normalise: Callable[[Tensor], Tensor], images: Tensor, signs: Tensor
     return normalise((images.to(signs) + epsilon * signs).clamp(0, 255))
 
 
+def removal_ranks(saliency: Tensor, indices: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
+    """When each pixel goes, by order: (B, H, W) of numbers from 0, which goes first, to H * W - 1.
+
+    Ties and the random order are drawn for each image by its index and the seed. At random whole squares go, since
+    nothing like scattered pixels is in an image.
+    """
+    pixels = saliency[0].numel()
+    generators = [torch.Generator().manual_seed(mixed(seed, index)) for index in indices]
+    ties = torch.stack([torch.randperm(pixels, generator=one) for one in generators]).to(saliency.device)  # B N
+    height, width = saliency.shape[1:]
+    side = max(1, min(height, width) // GRID)
+    rows, columns = torch.arange(height) // side, torch.arange(width) // side
+    squares = (rows[:, None] * (int(columns[-1]) + 1) + columns).flatten()  # which square each pixel is in
+    drawn = [torch.randperm(int(squares.max()) + 1, generator=one)[squares] for one in generators]
+    random = torch.stack(drawn).argsort(dim=1, stable=True).argsort(dim=1).to(saliency.device)  # B N
+    among = saliency.flatten(1).gather(1, ties).argsort(dim=1, descending=True, stable=True)
+    order = ties.gather(1, among)  # pixels, the most salient first
+    salient = order.argsort(dim=1)  # the inverse: when each of them goes
+    ranks = dict(zip(ORDERS, (salient, random, pixels - 1 - salient), strict=True))
+    return {name: rank.view_as(saliency) for name, rank in ranks.items()}
+
+
+def without(images: Tensor, ranks: Tensor, fraction: float) -> Tensor:
+    """Images (B, C, H, W) without the first round(fraction * H * W) pixels: these are 0, the mean colour."""
+    return images.masked_fill((ranks < round(fraction * ranks[0].numel()))[:, None], 0)
+
+
+def checked_saliency(found: Tensor, images: Tensor) -> Tensor:
+    """(B, H, W), finite, on the images' device."""
+    wanted = (images.shape[0], *images.shape[-2:])
+    if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
+        came = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ValueError(f"the saliency of images {tuple(images.shape)} is {came}; expected (B, H, W) = {wanted}")
+    found = found.detach().to(images.device)
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError("the saliency holds numbers that are not finite; pixels cannot be ordered by it")
+    return found
+
+
+def area(at: Sequence[float], values: Sequence[float]) -> float:
+    """The mean height of a curve, by trapezoids; of a single point its own."""
+    steps = [high - low for low, high in pairwise(at)]
+    means = [(left + right) / 2 for left, right in pairwise(values)]
+    return sum(step * mean for step, mean in zip(steps, means, strict=True)) / sum(steps) if steps else values[0]
+
+
 def _rounds(
-    name: str,
-    cases: list[tuple[str, float]],
-    classifier: Tested,
-    ask: Callable[[Tensor], Tensor],
-    source: Source,
-    saliency: Saliency | None,
-    seed: int,
+    name: str, cases: Cases, classifier: Tested, ask: Ask, source: Source, saliency: Saliency | None, seed: int
 ) -> Iterator[tuple[Source, Callable[[Any], Any], Callable[[Tensor, Batch], Asked]]]:
     """What is gone through in turn: images, their transform, and what is asked about each batch."""
     plain = classifier.transforms.build(False)
 
     def occlusion(images: Tensor, batch: Batch) -> Asked:
-        for case, at in cases:
-            yield case, at, ask(occluded(images, at))
+        return ((case, at, ask(occluded(images, at))) for case, at in cases)
 
     def fgsm(images: Tensor, batch: Batch) -> Asked:
         signs, clean = direction(ask, images, batch.labels)
@@ -223,12 +330,8 @@ def _rounds(
         yield source, plain, {"occlusion": occlusion, "fgsm": fgsm, "salient": salient}[name]
         return
     for case, at in cases:
-
-        def as_they_are(images: Tensor, batch: Batch, case: str = case, at: float = at) -> Asked:
-            yield case, at, ask(images)
-
         corrupted = (Corrupted(source, classifier.transforms, case, int(at), seed), as_bytes) if at else (source, plain)
-        yield *corrupted, as_they_are
+        yield *corrupted, lambda images, _, case=case, at=at: [(case, at, ask(images))]
 
 
 def _batches(images: SourceDataset, size: int, workers: int) -> Iterator[Batch]:
@@ -245,12 +348,9 @@ def _batches(images: SourceDataset, size: int, workers: int) -> Iterator[Batch]:
 @contextmanager
 def _evaluating(model: Any) -> Generator[None, None, None]:
     """The model in eval mode, without gradients unless asked for, and afterwards as it was."""
-    if not isinstance(model, nn.Module):
-        with torch.no_grad():
-            yield
-        return
-    with in_eval_mode(model):
-        # Not in inference mode, and without what models such as LeViT keep of a pass in it: no gradient goes through
-        model.train()
-        model.eval()
+    with in_eval_mode(model) if isinstance(model, nn.Module) else torch.no_grad():
+        if isinstance(model, nn.Module):
+            # Not in inference mode, and without what models like LeViT keep of a pass in it: no gradient goes through
+            model.train()
+            model.eval()
         yield

@@ -22,15 +22,13 @@ from ..inspection.macs import executed_macs
 from ..runs.classifier import Classifier
 from ..runs.opening import is_dense
 from .classification import NotEnough, accepted_accuracy, figures, shortage
-from .dense import DenseEvaluation, evaluate_dense
+from .dense import DenseEvaluation, Progress, Tell, evaluate_dense
 from .predictions import Predictions, collect
 from .request import Request
 from .robustness import Suite, run_suite
 from .saliency import Saliency, from_name
-from .suites import passes_of
 from .tasks import Task, check, choices_of, facts_of_evaluation, open_classifiers, open_tasks, suites_of
 
-Progress = Callable[[int, int | None, str], None]
 BATCH = 64  # images per call, unless asked for otherwise
 
 
@@ -82,9 +80,7 @@ class Evaluation:
 
 
 def evaluate(
-    request: Request,
-    progress: Progress = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    request: Request, progress: Progress = lambda done, total, doing: None, tell: Tell = lambda note: None
 ) -> Evaluation | DenseEvaluation:
     """Ask a run, and classifiers beside it, about all images; all is checked before. `tell` gets notes on that."""
     request.refuse_ignored(facts_of_evaluation(request))
@@ -94,7 +90,7 @@ def evaluate(
         return ask_all(request, progress, tell)
 
 
-def evaluate_classifiers(request: Request, progress: Progress, tell: Callable[[str], None]) -> Evaluation:
+def evaluate_classifiers(request: Request, progress: Progress, tell: Tell) -> Evaluation:
     """Ask classifiers alone; `evaluate` says what the arguments are."""
     started = time.monotonic()
     threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
@@ -105,7 +101,12 @@ def evaluate_classifiers(request: Request, progress: Progress, tell: Callable[[s
         found, groups = open_tasks(request, classifiers)
         tasks = groups[0]
         for task in tasks:
-            _refuse_short(request, task, found.place)
+            present = len(np.unique(labels_of(task.source)))
+            for name in request.metrics:  # too few images for a figure are refused before any is asked about
+                if why := shortage(name, len(task.source), _competing(task), present, request.bins):
+                    raise NotEnough(f"{name} {why}")
+            if task.accepted is not None and not any(task.accepted.values()):
+                raise NotEnough(f"none of the {len(task.source):,} images of {found.place} has an accepted label")
         for note in found.notes:
             tell(note)
         saliencies: list[Saliency | None] = [None] * len(tasks)
@@ -113,7 +114,7 @@ def evaluate_classifiers(request: Request, progress: Progress, tell: Callable[[s
             name, file = request.saliency, request.dino_checkpoint
             saliencies = [from_name(name, x.classifier, x.source, kept=x.kept, checkpoint=file) for x in tasks]
         total, done = sum(len(task.source) for group in groups for task in group), 0
-        total += sum(len(task.source) * passes_of(name, choices) for task in tasks for name in suites)
+        total += sum(len(task.source) * len(choices.cases(name)) for task in tasks for name in suites)
 
         def seen(count: int, doing: str) -> None:
             nonlocal done
@@ -125,9 +126,9 @@ def evaluate_classifiers(request: Request, progress: Progress, tell: Callable[[s
         for place, (task, predictions) in enumerate(zip(tasks, said[0], strict=True)):
             values, absent = figures(predictions, request.metrics or None, request.bins)
             real, why = _real_top1(task, predictions)
-            sets = [_set_row(group[place], answers[place]) for group, answers in zip(groups, said, strict=True)]
-            sets = sets if len(sets) > 1 else []
-            results.append(Result(task, predictions, {**real, **values}, {**why, **absent}, sets=tuple(sets)))
+            sets = tuple(_set_row(group[place], answers[place]) for group, answers in zip(groups, said, strict=True))
+            sets = sets if len(sets) > 1 else ()
+            results.append(Result(task, predictions, {**real, **values}, {**why, **absent}, sets=sets))
         with suppress(KeyboardInterrupt):  # the suites that were finished may have taken hours
             for place, (task, saliency) in enumerate(zip(tasks, saliencies, strict=True)):
                 options: dict[str, Any] = dict(choices=choices, saliency=saliency, kept=task.kept, seen=seen)
@@ -144,16 +145,6 @@ def evaluate_classifiers(request: Request, progress: Progress, tell: Callable[[s
     how: dict[str, Any] = dict(batch=batch, threads=threads, workers=workers, device=classifiers[0].device.type)
     how |= dict(seconds=time.monotonic() - started, interrupted=stopped)
     return Evaluation(request, tuple(results), found, how)
-
-
-def _refuse_short(request: Request, task: Task, place: str) -> None:
-    """Refuse images that are too few for a figure that is asked for, before any is asked about."""
-    present, competing = len(np.unique(labels_of(task.source))), _competing(task)
-    for name in request.metrics:
-        if why := shortage(name, len(task.source), competing, present, request.bins):
-            raise NotEnough(f"{name} {why}")
-    if task.accepted is not None and not any(task.accepted.values()):
-        raise NotEnough(f"none of the {len(task.source):,} images of {place} has an accepted label")
 
 
 def _competing(task: Task) -> int:
@@ -216,9 +207,7 @@ def latencies(classifiers: Sequence[Classifier], rounds: int = 15) -> list[Summa
         return [summarize(samples) for samples in times_in_turns(calls, devices, rounds)]
 
 
-def times_in_turns(
-    calls: Sequence[Callable[[], Any]], devices: Sequence[torch.device], rounds: int
-) -> list[list[float]]:
+def times_in_turns(calls: Sequence[Callable[[], Any]], devices: Sequence[Any], rounds: int) -> list[list[float]]:
     """Milliseconds of each round of each call, whose device is waited for."""
 
     def timed(place: int, _: int) -> float:

@@ -35,10 +35,7 @@ DINO = "vit_small_patch16_224.dino"
 
 
 class SceneSaliency:
-    """The scenes' own: 2 where the salient part of the main object is seen, 1 on the rest of it, 0 elsewhere.
-
-    The source is made of scenes, perhaps in grey or some of them; maps go the way of the images, by nearest places.
-    """
+    """The scenes' own: 2 where the salient part of the main object is seen, 1 on the rest of it, 0 elsewhere."""
 
     about = "the scenes' own: the salient part of the main object, then the rest of it"
 
@@ -59,11 +56,9 @@ class SceneSaliency:
 
 
 class Dino:
-    """Where a self-supervised ViT looks (Caron et al., ICCV 2021), which has never seen a label.
+    """Where a self-supervised ViT looks (Caron et al., ICCV 2021): class-token attention of its last block.
 
-    Class-token attention of the last block, mean over heads, brought to the images' size (bilinear). The images'
-    bytes are normalised for this model, at their own size, or rounded up to whole patches. `model` is a timm name, with
-    timm's weights or those of a file, or a ViT that is used as it is.
+    `model` is a timm name, with timm's weights or those of a file, or a ViT that is used as it is.
     """
 
     def __init__(self, model: str | nn.Module = DINO, *, checkpoint: str | Path | None = None):
@@ -117,7 +112,7 @@ def _created(name: str, checkpoint: str | Path | None) -> nn.Module:
     return model.requires_grad_(False)
 
 
-def made_of_scenes(source: Any) -> bool:
+def _made_of_scenes(source: Any) -> bool:
     """Whether the innermost source is one of scenes."""
     while source is not None and not isinstance(source, Scenes):
         source = getattr(source, "source", None)
@@ -126,7 +121,7 @@ def made_of_scenes(source: Any) -> bool:
 
 def scenes_of(source: Any, index: int) -> tuple[Scenes, int]:
     """The scenes that a source is made of, and which of them has that index."""
-    if not made_of_scenes(source):
+    if not _made_of_scenes(source):
         raise ValueError("saliency of the scenes needs scenes as data; use gradcam or dino")
     inner, number = source, index
     while not isinstance(inner, Scenes):
@@ -138,50 +133,36 @@ def scenes_of(source: Any, index: int) -> tuple[Scenes, int]:
 
 
 def from_name(
-    name: str | None,
-    classifier: Any,
-    source: Source,
-    *,
-    kept: np.ndarray | None = None,
-    checkpoint: str | Path | None = None,
+    name: str | None, classifier: Any, source: Source, kept: np.ndarray | None = None, checkpoint: Any = None
 ) -> Saliency:
-    """A saliency by name: one of NAMES, or one's own function as "file.py:function" or "module:function".
-
-    By default the scenes' own where there are scenes, and else gradcam, among the classes that are `kept`.
-    """
+    """A saliency by name: one of NAMES or one's own function; by default that of the scenes, or gradcam."""
     if name is None:
-        name = "scenes" if made_of_scenes(source) else "gradcam"
+        name = "scenes" if _made_of_scenes(source) else "gradcam"
     if checkpoint is not None and name != "dino":
         raise ValueError(f"a checkpoint is for the saliency dino, not for {name}")
     if name == "scenes":
         return SceneSaliency(source, classifier.transforms)
-    if name == "gradcam":
-        return GradCam(classifier, kept)
-    if name == "dino":
-        return Dino(checkpoint=checkpoint)
+    if name in ("gradcam", "dino"):
+        return GradCam(classifier, kept) if name == "gradcam" else Dino(checkpoint=checkpoint)
     if ":" not in name:
         hint = f"{did_you_mean(name, NAMES)}choose {', '.join(NAMES)}"
         raise ValueError(f"unknown saliency {name!r}; {hint}, or your own as file.py:function or module:function")
-    found = _own(name)
+    place, _, function = name.rpartition(":")
+    if (path := Path(place)).suffix == ".py" and not path.is_file():
+        raise FileNotFoundError(f"{place} is not a file; give your own saliency as file.py:function")
+    try:
+        if path.suffix == ".py":
+            spec: Any = importlib.util.spec_from_file_location(path.stem, path)
+            module: Any = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            found = getattr(module, function)
+        else:
+            found = pkgutil.resolve_name(name)
+    except Exception as error:
+        raise ValueError(f"the saliency {name} cannot be loaded: {first_line(error)}") from error
     if not callable(found):
         raise ValueError(f"{name} is a {type(found).__name__}; expected a function (images, batch) -> (B, H, W)")
     return found
-
-
-def _own(name: str) -> Any:
-    place, _, function = name.rpartition(":")
-    path = Path(place)
-    if path.suffix == ".py" and not path.is_file():
-        raise FileNotFoundError(f"{place} is not a file; give your own saliency as file.py:function")
-    try:
-        if path.suffix != ".py":
-            return pkgutil.resolve_name(name)
-        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-        module: Any = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return getattr(module, function)
-    except Exception as error:
-        raise ValueError(f"the saliency {name} cannot be loaded: {first_line(error)}") from error
 
 
 def about(saliency: Saliency) -> str:

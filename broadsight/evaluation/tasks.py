@@ -26,16 +26,15 @@ from ..training.history import check_own_data
 from .classification import METRICS
 from .imagenet_sets import SETS, ImageNetSet, called_after, find_sets, indices_of, open_set
 from .request import NAMED_DATA, Request
-from .suites import SUITES, Choices
+from .robustness import SUITES, Choices
 
 ROBUSTNESS = "robustness"  # all suites
 
 
 def check(request: Request) -> None:
     """Refuse what no images and no models could make right: unknown figures and suites, two sets at once."""
-    for name in request.metrics:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
+    if wrong := [name for name in request.metrics if name not in METRICS]:
+        raise unknown("metric", wrong[0], METRICS)
     known = (*SUITES, ROBUSTNESS, *SETS)
     if wrong := [name for name in request.suite if name not in known]:
         raise UsageError(f"unknown suite {wrong[0]!r}; suites are {', '.join(known)}")
@@ -135,8 +134,7 @@ def _refuse_ignored(request: Request, sets: Sequence[ImageNetSet]) -> None:
 
 
 def _images(request: Request, classifier: Classifier) -> Found:
-    run = classifier.run.get("broadsight", {})
-    settings = run.get("settings", {})
+    settings = classifier.run.get("broadsight", {}).get("settings", {})
     own, whole = settings.get("data"), request.split is None and request.part in ("auto", "val", "train")
     if request.data is None and own is None:
         raise ValueError(f"{name_of(request.run)} does not say on what it was trained; give DATA to evaluate it on")
@@ -144,38 +142,29 @@ def _images(request: Request, classifier: Classifier) -> Found:
         return found_in(classifier, own_splits(classifier, request.root, request.download, request.data), request.part)
     if request.data is None:
         check_own_data(settings)
-    return open_part(
-        request.data or own,
-        request.part,
-        split=request.split,
-        seed=settings.get("seed", 0) if request.seed is None else request.seed,
-        channels=classifier.transforms.channels,
-        scenes_size=run.get("recipe", {}).get("image_size") or classifier.transforms.size,
-        root=request.root or settings.get("root"),
-        download=request.download,
-        method=settings.get("hold_out", 1) if settings else METHOD,
-    )
+    seed = settings.get("seed", 0) if request.seed is None else request.seed
+    options = _options(classifier, request.root, request.download)
+    return open_part(request.data or own, request.part, split=request.split, seed=seed, **options)
+
+
+def _options(classifier: Classifier, root: str | None, download: bool) -> dict[str, Any]:
+    """What a run says of how its data are opened, and the classifier of its images."""
+    run, transforms = classifier.run.get("broadsight", {}), classifier.transforms
+    settings, size = run.get("settings", {}), run.get("recipe", {}).get("image_size") or transforms.size
+    method = settings.get("hold_out", 1) if settings else METHOD
+    options: dict[str, Any] = dict(root=root or settings.get("root"), download=download, method=method)
+    return options | dict(channels=transforms.channels, scenes_size=size)
 
 
 def own_splits(
     classifier: Classifier, root: str | None = None, download: bool = False, given: str | None = None
 ) -> Splits:
     """The data of a run as it was split for it, hold-out and all; fetched only if the user names it, as `given`."""
-    run = classifier.run["broadsight"]
-    settings = run["settings"]
+    settings = classifier.run["broadsight"]["settings"]
     check_own_data(settings, given)
+    options: dict[str, Any] = dict(val=settings.get("val"), split=settings.get("split"), seed=settings["seed"])
     with outside_allowed(settings.get("allow_outside", False)):
-        return resolve(
-            settings["data"],
-            val=settings.get("val"),
-            split=settings.get("split"),
-            seed=settings["seed"],
-            channels=classifier.transforms.channels,
-            scenes_size=run["recipe"].get("image_size") or classifier.transforms.size,
-            root=root or settings.get("root"),
-            download=download,
-            method=settings.get("hold_out", 1),
-        )
+        return resolve(settings["data"], **options, **_options(classifier, root, download))
 
 
 def found_in(classifier: Classifier, splits: Splits, part: Which = "val") -> Found:
@@ -201,8 +190,8 @@ def match_classes(
     if not len(present):
         raise ValueError(f"{place} has no images; give data with some")
     if wrong := [label for label in present.tolist() if not 0 <= label < len(classes)]:
-        expected = f"expected 0 to {len(classes) - 1}, as it has that many classes"
-        raise ValueError(f"{place} has the label {wrong[-1]}; {expected}")
+        what = f"{place} has the label {wrong[-1]}; expected 0 to {len(classes) - 1}"
+        raise ValueError(f"{what}, as it has that many classes")
     known = {name: index for index, name in enumerate(classifier.labels or ())}
     shown = [classes[label] for label in present]
     if classifier.labels is not None and (not _numbers(shown) or any(name in known for name in shown)):
@@ -272,8 +261,7 @@ def _imagenet_sets(request: Request, classifiers: Sequence[Classifier]) -> Itera
 
 
 def _of_set(one: ImageNetSet, classifier: Classifier, request: Request) -> Task:
-    source: Any = sample(one.source, request.samples, request.seed or 0)
-    accepted = one.accepted
+    source, accepted = sample(one.source, request.samples, request.seed or 0), one.accepted
     if accepted is not None and isinstance(source, View):
         accepted = {place: accepted[row] for place, row in enumerate(source.rows.tolist()) if row in accepted}
     return Task(classifier, source, imagenet_names(), one.title, one.kept, accepted)

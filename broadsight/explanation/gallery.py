@@ -1,7 +1,8 @@
 """A page of what several models see in the same images: Markdown, and a folder of sheets beside it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,22 @@ from ..runs.opening import RANDOM, is_dense, origin_of, with_weights
 from ..training.run_folder import WEIGHTS, RunFolder
 from .inside import kinds_of
 from .request import GalleryRequest
-from .run import UNTRAINED, Wanted, check_kinds, explain_images, record_of
+from .run import UNTRAINED, Progress, Tell, Wanted, check_kinds, explain_images, record_of
 from .sheet import HEADINGS
 
 RECORD = "gallery.json"
 
 
 def gallery(
-    request: GalleryRequest,
-    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    request: GalleryRequest, progress: Progress = lambda done, total, doing: None, tell: Tell = lambda note: None
 ) -> dict[str, Any]:
-    """Look at all images with all models; write the page last, when everything that it shows is there.
-
-    Sheets and the record, which is returned, go into a folder of the page's name, in place of an earlier one.
-    """
+    """Look at all images with all models; write sheets and record into a folder of the page's name, then the page."""
     page, wanted = Path(request.out), Wanted(kinds=request.kinds)
-    folder = _folder_of(page)
+    if page.suffix.lower() != ".md":
+        raise ValueError(f"--out {page}; expected a Markdown file, such as gallery.md")
+    folder = page.with_suffix("")
+    if folder.exists() and not (folder / RECORD).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is no gallery's; choose another --out, nothing was changed")
     check_creatable(page.parent)
     named = request.models or _runs()
     plain = [name for name in named if not Path(name).is_dir() and "@" not in name]
@@ -55,8 +55,8 @@ def gallery(
         names = _unique([classifier.title for classifier, _ in models])
         for name, (classifier, weights), source in zip(names, models, sources, strict=True):
 
-            def seen(count: int, what: str, before: int = done, name: str = name) -> None:
-                progress(before + count, total, f"{name}: {what}")
+            def seen(more: int, what: str, before: int = done, name: str = name) -> None:
+                progress(before + more, total, f"{name}: {what}")
 
             untrained = weights == RANDOM
             found = explain_images(classifier, source, unfinished / name, wanted, untrained=untrained, seen=seen)
@@ -65,7 +65,11 @@ def gallery(
             done += len(source)
             about = record_of(classifier, found, wanted, weights=weights)
             for entry in about["images"]:
-                entry["sheet"] = _shrunk(unfinished / name / entry["sheet"]).name
+                path = unfinished / name / entry["sheet"]
+                with open_image(path) as sheet:  # WebP takes a third of PNG's bytes, and nobody sees it
+                    sheet.save(path.with_suffix(".webp"), "WEBP", quality=80, method=6)
+                path.unlink()
+                entry["sheet"] = path.with_suffix(".webp").name
                 del entry["looks"]  # thousands of lines; the layers are named once for all images
             records.append({"name": name, "untrained": untrained, "has": kinds_of(classifier.model), **about})
         if not any(record["images"] for record in records):
@@ -82,11 +86,9 @@ def gallery(
 def _runs() -> list[str]:
     """All runs in runs/ that classify and have weights."""
     found = [path.parent for path in sorted(Path("runs").glob(f"*/{WEIGHTS}")) if path.is_file()]
-    found = [str(path) for path in found if not is_dense(path)]
-    if not found:
-        raise UsageError(
-            "no RUN or MODEL is named, and runs/ holds no run that classifies; name one, or first: broadsight train"
-        )
+    if not (found := [str(path) for path in found if not is_dense(path)]):
+        what = "no RUN or MODEL is named, and runs/ holds no run that classifies"
+        raise UsageError(f"{what}; name one, or first: broadsight train")
     return found
 
 
@@ -103,23 +105,13 @@ def _training(classifier: Classifier) -> str:
     """How a run was trained, and what it reached."""
     if not classifier.run:
         return ""
-    count = classifier.run.get("broadsight", {}).get("data", {}).get("counts", {}).get("train")
+    images = classifier.run.get("broadsight", {}).get("data", {}).get("counts", {}).get("train")
     epochs = [line for line in RunFolder(Path(classifier.source)).metrics() if line["kind"] == "epoch"]
-    words = ["trained here"] + ([f"on {count:,} images"] if count else [])
+    words = ["trained here"] + ([f"on {images:,} images"] if images else [])
     if epochs:
         best = epochs[-1].get("best")
         words.append(f"for {epochs[-1]['epoch']} epochs" + (f": {best:.1f} % of others right" if best else ""))
     return " ".join(words)
-
-
-def _folder_of(page: Path) -> Path:
-    """The folder of the sheets beside a page; refuses what is not a gallery's."""
-    if page.suffix.lower() != ".md":
-        raise ValueError(f"--out {page}; expected a Markdown file, such as gallery.md")
-    folder = page.with_suffix("")
-    if folder.exists() and not (folder / RECORD).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is no gallery's; choose another --out, nothing was changed")
-    return folder
 
 
 def _page(record: Mapping[str, Any], folder: str) -> str:
@@ -148,21 +140,10 @@ def _page(record: Mapping[str, Any], folder: str) -> str:
 
 def _unique(titles: Sequence[str]) -> list[str]:
     """Names that are good for folders, with a number where two are the same."""
-    names: list[str] = []
+    names: dict[str, str] = {}  # by their form in which case is nothing
     for title in titles:
-        name = first = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.") or "model"
-        number = 1
-        while name.casefold() in (other.casefold() for other in names):
-            number += 1
-            name = f"{first}-{number}"
-        names.append(name)
-    return names
-
-
-def _shrunk(path: Path) -> Path:
-    """The same sheet in a smaller file instead."""
-    smaller = path.with_suffix(".webp")
-    with open_image(path) as sheet:  # a third of PNG's bytes, and nobody sees it
-        sheet.save(smaller, "WEBP", quality=80, method=6)
-    path.unlink()
-    return smaller
+        first = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.") or "model"
+        numbered = chain([first], (f"{first}-{number}" for number in count(2)))
+        name = next(name for name in numbered if name.casefold() not in names)
+        names[name.casefold()] = name
+    return list(names.values())

@@ -18,11 +18,9 @@ from ..inspection.watch import hooked
 class GradCam:
     """Saliency of a model's answer: relu(sum over channels of mean gradient x activation), bilinear to (B, H, W).
 
-    The gradient is that of the logit of the predicted class, right or wrong, with respect to the last feature map that
-    the answer depends on and that has more than one place. A ViT that answers by its class token does not depend on the
-    patches that leave its last block, so its map is the one that enters this block. For a pooling that merges maps of
-    several levels it is the merged one: the backbone's last map is only a part of what is pooled. Only classes that are
-    `kept` compete, or all.
+    The gradient is that of the predicted class's logit, among those that are `kept` or all, by the last feature map of
+    several places that it depends on: of a ViT with a class token the one that enters the last block, of a pooling over
+    several levels the merged one.
     """
 
     about = "Grad-CAM of the model's own answer"
@@ -46,12 +44,10 @@ class GradCam:
     def _found(self, images: Tensor) -> Place:
         model = self.classifier.model
         for place in places_of(model, self.classifier.logits, images):
-            _, gradient = maps_and_gradients(self._logits, images, [place])[0]
-            if bool(gradient.any()):
+            if bool(maps_and_gradients(self._logits, images, [place])[0][1].any()):
                 return place
-        raise ValueError(
-            f"gradcam finds no feature map in {type(model).__name__} that its answers depend on; use another saliency"
-        )
+        what = f"gradcam finds no feature map in {type(model).__name__} that its answers depend on"
+        raise ValueError(f"{what}; use another saliency")
 
 
 def cam(activation: Tensor, gradient: Tensor) -> Tensor:
@@ -63,13 +59,9 @@ def cam(activation: Tensor, gradient: Tensor) -> Tensor:
 def maps_and_gradients(
     run: Callable[[Tensor], Tensor], images: Tensor, places: Sequence[Place], target: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each place its map (B, C, h, w), and the gradient of the target's logit with respect to it; in one pass.
+    """For each place its map (B, C, h, w), and the gradient by it of the logit of the target or the predicted class.
 
-    Works on frozen models and where gradients are switched off. Weights get no gradient.
-
-    Args:
-        run: Normalised images -> logits (B, classes), in eval mode.
-        target: Number of the class; the predicted one of each image if None.
+    One pass of `run`, from normalised images to logits; also of frozen models. Weights get no gradient.
     """
     leaves: dict[Place, Tensor] = {}
     of_module: dict[nn.Module, list[Place]] = {}

@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from ..inspection.meta_pass import in_eval_mode
 from ..inspection.passing import check_model, moved
 from ..inspection.watch import eager, uncompiled
-from .maps.attention import AttentionLooks
-from .maps.foreground import ForegroundLooks
+from .maps.attention import AttentionLooks, LocalAttentionLooks
 from .maps.gradcam import gradcam_looks
-from .maps.local_attention import LocalAttentionLooks
 from .maps.map import Collector, Look
-from .maps.tokens import AbstractTokenLooks, FusionLooks, PoolLooks, SuperTokenLooks
+from .maps.tokens import AbstractTokenLooks, ForegroundLooks, FusionLooks, PoolLooks, SuperTokenLooks
 
 GRADCAM = "gradcam"  # has passes of its own, since it needs gradients
 OF_TOKENS = (PoolLooks, SuperTokenLooks, AbstractTokenLooks, FusionLooks, ForegroundLooks, LocalAttentionLooks)
@@ -45,10 +43,7 @@ def kinds_of(model: nn.Module) -> tuple[str, ...]:
 def look_inside(
     model: nn.Module, image: Tensor, kinds: str | Iterable[str] | None = None, target: int | None = None
 ) -> list[Look]:
-    """All looks of some kinds, grouped by kind and by depth.
-
-    The model runs once, in eval mode and without gradients, and its output is not changed by looking; Grad-CAM alone
-    takes further passes. Afterwards the model is as it was.
+    """All looks of some kinds, by kind and depth, in one pass, and further ones of Grad-CAM; the model stays as it was.
 
     Args:
         model: Takes normalised images; it may be compiled, in any mode and on any device.

@@ -23,14 +23,10 @@ FLAT = 1e-3  # a map that varies by less than this share of its values is one co
 
 
 def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image.Image:
-    """The look over its image, RGB of the image's size.
+    """The look over its image, RGB of the image's size; `alpha`, 0 to 1, of the image gives way to it.
 
-    Heat goes from the map's own smallest value (dark blue) to its largest (yellow); nan counts as the smallest. Regions
-    have borders, and colours of their own if they are few, else the mean colour of their pixels; a negative label is no
-    region. Places outside of a mask are dark.
-
-    Args:
-        alpha: How much of the image gives way to the map, 0 to 1; the default depends on the form.
+    Heat goes from the map's own smallest value (dark blue, nan too) to its largest (yellow). Regions have borders, and
+    if they are few colours of their own; a negative label is none. Places outside of a mask are dark.
     """
     if alpha is not None and not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha}; expected 0 (the image alone) to 1 (the map alone)")
@@ -96,9 +92,8 @@ def _regions(pixels: np.ndarray, values: Tensor, alpha: float | None) -> np.ndar
         fill = np.array([colour(max(int(number), 0)) for number in numbers], np.float64)
         drawn = blend(_grey(pixels, 0.5), fill[regions], TINT if alpha is None else alpha)
     else:
-        count = np.bincount(regions.ravel(), minlength=len(numbers))
-        flat = pixels.reshape(-1, 3)
-        sums = [np.bincount(regions.ravel(), flat[:, channel], len(numbers)) for channel in range(3)]
+        places, count = regions.ravel(), np.bincount(regions.ravel(), minlength=len(numbers))
+        sums = [np.bincount(places, channel, len(numbers)) for channel in pixels.reshape(-1, 3).T]
         fill = np.stack(sums, axis=1) / count[:, None]
         drawn = blend(pixels, fill[regions], MEANS if alpha is None else alpha)
     drawn[labels < 0] = blend(_grey(pixels, 1.0), BLACK, SHADE)[labels < 0]

@@ -29,10 +29,7 @@ class Request(_Looking, ModelOptions):
 
     run: Any = option(..., **RUN)
     images: tuple[str, ...] = option(
-        (),
-        "files, folders, quoted patterns, or scenes:N, which are drawn; none: a few scenes",
-        positional=True,
-        metavar="IMAGE",
+        (), "files, folders, quoted patterns, or scenes:N, drawn; none: a few scenes", positional=True, metavar="IMAGE"
     )
     list: str | None = option(None, "text file with the path of an image on every line", metavar="FILE")
     allow_outside: bool = option(False, ALLOW_OUTSIDE)
@@ -64,10 +61,7 @@ class GalleryRequest(_Looking):
     verb = "gallery"
 
     models: tuple[str, ...] = option(
-        (),
-        "runs and timm names, NAME@FILE with its weights; none: the runs in runs/",
-        positional=True,
-        metavar="RUN|MODEL",
+        (), "runs, timm names, NAME@FILE with its weights; none: those in runs/", positional=True, metavar="RUN|MODEL"
     )
     images: tuple[str, ...] = option(
         ("scenes:2",), "files, folders and quoted patterns, joined by commas, or scenes:N, which are drawn"

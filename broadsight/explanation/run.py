@@ -31,6 +31,8 @@ from .overlay import overlay
 from .request import GRADCAM, Request
 from .sheet import overview_sheet
 
+Progress = Callable[[int, int, str], None]  # how many are done, of how many, and what is done now
+Tell = Callable[[str], None]
 RECORD = "explanation.json"
 UNTRAINED = "untrained: the weights are random, so the answers and maps mean little"
 TOP = 5
@@ -74,21 +76,15 @@ class Explained:
 
 def explain(
     request: Request,
-    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
-    tell: Callable[[str], None] = lambda note: None,
+    progress: Progress = lambda done, total, doing: None,
+    tell: Tell = lambda note: None,
     folder_for: Callable[[str], Path | None] = lambda title: None,
 ) -> Explained:
-    """Look at images with a classifier; everything is checked before the first, and `tell` is given what to know of it.
-
-    Args:
-        folder_for: From the title of the model to the folder for files; None where none are to be written.
-    """
+    """Look at images with a classifier; all is checked before. `folder_for` its title is where files go, if any."""
     run, kinds = request.run, request.kinds
     if is_dense(run):
-        raise UsageError(
-            f"{name_of(run)} is a run of --task {task_of(run)}; explain looks into classifiers, and what this run "
-            f"finds is drawn by: broadsight predict {name_of(run)} IMAGE --out DIR"
-        )
+        what = f"{name_of(run)} is a run of --task {task_of(run)}; explain looks into classifiers, and what this run"
+        raise UsageError(f"{what} finds is drawn by: broadsight predict {name_of(run)} IMAGE --out DIR")
     gradcam = None if not kinds or "gradcam" in kinds else f"this is --kinds {','.join(kinds)}"
     request.refuse_ignored(facts_of(run) | {GRADCAM: gradcam})
     wanted = Wanted(kinds, request.class_, request.layers, request.depth, request.singles, request.raw)
@@ -124,11 +120,9 @@ def explain_images(
     untrained: bool = False,
     seen: Callable[[int, str], None] = lambda done, name: None,
 ) -> Explained:
-    """Look at every image and write NAME.png, its sheet, into a folder; what else is wanted lies beside it.
+    """Look at every image and write NAME.png, its sheet, into a folder, or if there is none keep all that was seen.
 
-    Args:
-        out: A folder, made with the first image that can be read; None: nothing is written, all that was seen is kept.
-        seen: Told how many images are done, and the name of the next.
+    `seen` is told how many images are done, and the name of the next.
     """
     check_kinds(classifier, wanted.kinds)
     target = None if wanted.target is None else class_index(classifier, wanted.target)
@@ -171,8 +165,7 @@ def look_at(
     explained = int(order[0]) if target is None else target
     found = look_inside(classifier.model, image, wanted.kinds or None, explained)
     looks = _chosen(found, wanted) or [_asked_for(classifier, image, explained, wanted, found)]
-    name = classifier.classes[explained]
-    looks = [replace(look, title=name) if look.kind == "gradcam" else look for look in looks]
+    looks = [replace(look, title=classifier.classes[explained]) if look.kind == "gradcam" else look for look in looks]
     shown = Image.fromarray(data[0].numpy() if channels == 1 else data.permute(1, 2, 0).numpy())
     return Seen(shown, image, tuple(order.tolist()), tuple(probabilities.tolist()), tuple(looks), explained)
 
@@ -209,11 +202,11 @@ def _chosen(looks: Sequence[Look], wanted: Wanted) -> list[Look]:
     def matches(layer: str, pattern: str) -> bool:  # a pattern, the path itself, or that of a module around it
         return fnmatchcase(layer, pattern) or layer.startswith(f"{pattern}.")
 
-    def depth_fits(look: Look) -> bool:
-        return any(look.depth == (last[look.kind] if text == "last" else int(text) - 1) for text in wanted.depths)
+    def depths(look: Look) -> list[int]:
+        return [last[look.kind] if text == "last" else int(text) - 1 for text in wanted.depths]
 
     kept = [look for look in looks if not wanted.layers or any(matches(look.layer, path) for path in wanted.layers)]
-    found = [look for look in kept if not wanted.depths or depth_fits(look)]
+    found = [look for look in kept if not wanted.depths or look.depth in depths(look)]
     if kept and not found:
         most = max(last.values()) + 1
         raise ValueError(f"--depth {','.join(wanted.depths)}: there is no such layer; expected 1 to {most}, or last")
@@ -261,11 +254,9 @@ def write_files(
         arrays = {key: look.values.numpy() for key, look in zip(keys, looked.looks, strict=True)}
         with whole_file(out / f"{stem}.npz") as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, image=np.asarray(looked.image), **arrays)
-    width, height = looked.image.size
-    size = f"{width} x {height} pixels · {classifier.parameters / 1e6:.2f} M parameters"
+    size = f"{looked.image.width} x {looked.image.height} pixels · {classifier.parameters / 1e6:.2f} M parameters"
     words = dict(subtitle=f"{printable(Path(name).name)} · {size}", explained=names[looked.explained])
-    named = [(names[place], value) for place, value in answers]
-    warning = UNTRAINED if untrained else ""
+    named, warning = [(names[place], value) for place, value in answers], UNTRAINED if untrained else ""
     sheet = overview_sheet(looked.image, looked.looks, named, classifier.title, **words, warning=warning)
     save(sheet, out / f"{stem}.png")
     predictions = [{"class": names[at], "index": at, "probability": float(f"{value:.6g}")} for at, value in answers]

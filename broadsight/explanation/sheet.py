@@ -49,12 +49,11 @@ def overview_sheet(
     explained: str | None = None,
     warning: str = "",
 ) -> Image.Image:
-    """A sheet to print or to put on a page, RGB.
+    """A sheet to print or to put on a page, RGB; at most 8 columns of every kind, evenly chosen from its layers.
 
     Args:
         image: What the model sees: resized and cropped.
-        looks: As `look_inside` gives them. The last Grad-CAM stands beside the image; of every kind there follow at
-            most 8 columns, evenly chosen from its layers.
+        looks: As `look_inside` gives them; the last Grad-CAM stands beside the image.
         answers: Names of classes with their probabilities, 0 to 1, the most probable first; five are shown.
         explained: Name of the class that Grad-CAM explains; marked among the answers.
         warning: A line in another colour, such as that the model is untrained.
@@ -73,10 +72,9 @@ def overview_sheet(
 
 
 def arranged(looks: Sequence[Look]) -> list[Row]:
-    """How the looks of one kind are laid out: depth left to right, a row for each thing that is seen.
+    """How the looks of one kind are laid out: depth left to right, a row for each thing, or only the first of many.
 
-    With more things than rows, as with the heads of an attention, only the first is shown; or if there are few layers,
-    as in a pooling, all looks of the last layer.
+    Of few layers with many things, as in a pooling, all looks of the last one are shown.
     """
     depths = sorted({look.depth for look in looks})
     things: dict[str, list[Look]] = {}
@@ -95,9 +93,8 @@ def arranged(looks: Sequence[Look]) -> list[Row]:
 
 def spread(items: Sequence[Look], most: int) -> list[Look]:
     """At most that many, evenly chosen, the first and the last among them."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    count = min(len(items), most)
+    return [items[round(place * (len(items) - 1) / max(count - 1, 1))] for place in range(count)]
 
 
 def _grouped(looks: Sequence[Look]) -> list[Row]:
@@ -144,7 +141,7 @@ def _first(
         left += BIG + GAP
     left += 2 * GAP
     _write(part, (left, top - 8), "answers", WORDS, BIG, TEXT)
-    _bars(part, (left, top), answers, explained)
+    _bars(part, left, top, answers, explained)
     if any(look.form == "heat" for look in looks):
         top = part.height - 46 - GAP
         part.paste(colour_bar(200, 14), (left + 30, top + 2))
@@ -154,11 +151,8 @@ def _first(
     return part
 
 
-def _bars(
-    part: Image.Image, place: tuple[int, int], answers: Sequence[tuple[str, float]], explained: str | None
-) -> None:
-    (left, top), pen = place, ImageDraw.Draw(part)
-    names, figures = 200, 62
+def _bars(part: Image.Image, left: int, top: int, answers: Sequence[tuple[str, float]], explained: str | None) -> None:
+    pen, names, figures = ImageDraw.Draw(part), 200, 62
     room = part.width - MARGIN - left - names - figures
     for name, share in answers[:ANSWERS]:
         share = min(max(share, 0.0), 1.0) if share == share else 0.0
@@ -182,7 +176,11 @@ def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Imag
     small = _fitted(image, TILE)
     head, line, caption = round(2.6 * HEADING), round(1.9 * SMALL), round(1.7 * SMALL)
     titled = len({look.depth for row in rows for look in row.looks}) == 1
-    words = [": ".join(filter(None, (row.words, _shared_note(row.looks)))) for row in rows]
+    words = []
+    for row in rows:  # and the clauses that the notes of all its looks have in common
+        clauses, *others = (look.note.split("; ") for look in row.looks)
+        shared = "; ".join(clause for clause in clauses if all(clause in other for other in others))
+        words.append(": ".join(filter(None, (row.words, shared))))
     heights = [(line if told else 0) + small.height + caption + GAP for told in words]
     part = Image.new("RGB", (WIDTH, head + sum(heights)), PAPER)
     pen = ImageDraw.Draw(part)
@@ -203,12 +201,6 @@ def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Imag
             _write(part, (left, bottom + round(1.2 * SMALL)), flat + named, SMALL, TILE, MUTED)
         top += height
     return part
-
-
-def _shared_note(looks: Sequence[Look]) -> str:
-    """The clauses that the notes of all these looks have in common."""
-    clauses = [look.note.split("; ") for look in looks]
-    return "; ".join(clause for clause in clauses[0] if all(clause in others for others in clauses))
 
 
 def _fitted(image: Image.Image, side: int) -> Image.Image:

@@ -38,7 +38,7 @@ def make_image(seed: int = 0) -> Image.Image:
     return Image.fromarray(torch.randint(0, 256, (50, 70, 3), dtype=torch.uint8).numpy())
 
 
-def test_answer__the_same_as_predict(runs, tmp_path):
+def test_answer__the_same_as_predict_and_grey_models_get_grey(runs, tmp_path):
     make_image().save(tmp_path / "a.png")
     found = answer(runs, make_image())
     for one, said in zip(runs, found, strict=True):
@@ -48,6 +48,9 @@ def test_answer__the_same_as_predict(runs, tmp_path):
         assert sum(share for _, share in said.top) == pytest.approx(1)
     assert [said.name for said in found] == ["one", "two"]
     assert [name for name, _ in top_classes(runs[0].run, torch.tensor([[1.0, 2.0, 2.0]]), 2)] == ["1", "2"]
+    classifier = open_classifier(leave_run(tmp_path / "grey", num_classes=2, model_args={"in_chans": 1})[0])
+    assert image_of(classifier, make_image()).shape == (1, 1, 32, 32)
+    assert len(answer([Candidate("grey", "grey", True, classifier)], make_image())[0].top) == 2
 
 
 def test_answer__times_are_of_every_round(runs, monkeypatch):
@@ -58,16 +61,8 @@ def test_answer__times_are_of_every_round(runs, monkeypatch):
     assert [(said.rounds, said.latency.median, said.threads) for said in found] == [(3, 1000.0, 1)] * 2
 
 
-def test_answer__grey_models_get_grey(tmp_path):
-    folder, _ = leave_run(tmp_path / "grey", num_classes=2, model_args={"in_chans": 1})
-    classifier = open_classifier(folder)
-    assert image_of(classifier, make_image()).shape == (1, 1, 32, 32)
-    assert len(answer([Candidate("grey", "grey", True, classifier)], make_image())[0].top) == 2
-
-
 def test_answer__many_at_once_get_their_own(runs):
-    candidates = Candidates(runs)
-    images = [make_image(seed) for seed in range(4)]
+    candidates, images = Candidates(runs), [make_image(seed) for seed in range(4)]
     alone = [answer(runs, one)[0].top for one in images]
     assert len(set(alone)) == 4
 
@@ -85,7 +80,7 @@ def dense(task: str) -> Candidate:
     return Candidate("net", "net", True, SimpleNamespace(**run))  # ty: ignore[invalid-argument-type]
 
 
-def test_answer__objects_above_the_threshold(monkeypatch):
+def test_answer__objects_above_the_threshold_or_shares_of_pixels(monkeypatch):
     found = dict(boxes=torch.tensor([[1.0, 2.0, 21.0, 32.0], [0.0, 0.0, 5.0, 5.0]]))
     found |= dict(labels=torch.tensor([2, 1]), scores=torch.tensor([0.9, 0.3]))
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: found)
@@ -94,9 +89,6 @@ def test_answer__objects_above_the_threshold(monkeypatch):
     assert (said.rows, said.words) == ((("dog", "0.90", "1, 2", "20 x 30"),), "dog (best 0.90)")
     assert said.drawn is not None and said.drawn.width >= 70
     assert len(answer([run], make_image(), threshold=0.2)[0].rows) == 2
-
-
-def test_answer__shares_of_pixels(monkeypatch):
     classes = torch.zeros(50, 70, dtype=torch.int64)
     classes[:25, :35] = 1
     monkeypatch.setattr(answers, "finder", lambda run: lambda image, boxes: classes)
@@ -122,22 +114,18 @@ def tags(text: str) -> list[str]:
 def test_cards__classes_bars_and_time():
     text = cards([an_answer()], ["other", "net"])
     assert re.findall(r"width:([\d.]+)%", text) == ["75.00", "25.00"]
-    assert "75.0 %" in text and "crab" in text
-    assert "3.46 ms" in text and "median of 7 passes in turns, 2 threads" in text
-    assert f"--accent:{PALETTE[1]}" in text
+    for words in ("75.0 %", "crab", "3.46 ms", "median of 7 passes in turns, 2 threads", f"--accent:{PALETTE[1]}"):
+        assert words in text
     assert "random weights" not in text and "random weights" in cards([an_answer(trained=False)], ["net"])
 
 
-def test_cards__names_and_what_was_found_are_text():
+def test_cards__names_are_text_images_lie_in_the_page_and_colours_go_round():
     def found(words):
         rows = ((words, "0.5", "1, 2", "3 x 4"),)
         seen = an_answer(top=(), task="detect", name=words, words=words, rows=rows, drawn=Image.new("RGB", (8, 8)))
         return tags(cards([an_answer(name=words, top=((words, 0.75), (words, 0.25))), seen], [words]))
 
     assert found(EVIL) == found("cat")
-
-
-def test_cards__images_lie_in_the_page_and_colours_go_round():
     head, _, data = data_uri(Image.new("RGB", (2000, 1000), (9, 8, 7))).partition(",")
     assert head == "data:image/webp;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (900, 450)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 from PIL import Image
 
-from broadsight.app.samples import sample
+from broadsight.app.uploads import sample
 
 from .conftest import expected, png, shares
 
@@ -131,7 +131,7 @@ def test_whole_way__upload_predict_inside_compare(page, candidates):
     wait_for(page, lambda: "parameters, M" in page.inner_text("#compare-plot"), "the other axis")
 
 
-def test_look__another_model_has_other_maps(page):
+def test_other_models__of_the_page_and_of_timm(page):
     page.click("#tab-look-button")
     page.wait_for_selector("#look-map img")
     assert page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM", "MAP tokens"]
@@ -139,9 +139,6 @@ def test_look__another_model_has_other_maps(page):
     page.click("[role=option] >> text=mine")
     wait_for(page, lambda: page.locator("#look-kind label").all_inner_texts() == ["Grad-CAM"], "the other's kinds")
     wait_for(page, lambda: "class" in page.inner_text("#look-caption"), "the other's map")
-
-
-def test_compare__any_model_of_timm(page):
     page.click("#tab-compare-button")
     page.wait_for_selector("#compare-table table")
     page.click("#compare-added input")
@@ -150,16 +147,13 @@ def test_compare__any_model_of_timm(page):
     wait_for(page, lambda: "test_resnet" in page.inner_text("#compare-table"), "the added model")
 
 
-def test_samples__and_several_models(page, candidates):
+def test_samples__several_models_and_mistakes_in_one_line(page, candidates):
     page.click("#samples button >> nth=4")
     wanted = expected(candidates.given.values(), sample(4))
     wait_for(page, lambda: answers(page) == wanted, "the answers to the sample")
     page.uncheck("#predict-models input >> nth=1")
     wait_for(page, lambda: page.locator(".bs-card").count() == 1, "the answer of one model")
     assert page.get_attribute("#samples button >> nth=4", "aria-label") == "Sample: rocket"
-
-
-def test_mistakes__one_line_in_the_page(page):
     choose(page, "notes.png", "image/png", b"these are words")
     shown = page.wait_for_selector("[data-testid=toast-body]").inner_text()
     assert "not an image" in shown and "Traceback" not in shown

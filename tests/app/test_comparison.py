@@ -58,25 +58,19 @@ def test_accuracy__an_evaluation_of_this_model_comes_first_and_random_weights_ha
     assert accuracy_of(run, folder) == (41.0, "evaluation mine")
 
 
-def test_points__values_on_the_axes():
+def test_points_and_table__values_on_the_axes_what_is_not_known_and_a_shape_for_every_model():
     drawn, missing = points([a_row(), a_row("b", accuracy=80.0)], "latency", "accuracy")
     assert [one.pop("about")["accuracy"] for one in drawn] == ["71.0 % top-1", "80.0 % top-1"] and missing == []
     first = dict(name="net", x=4.0, y=71.0, place=0, colour=PALETTE[0])
     assert drawn == [first, dict(name="b", x=4.0, y=80.0, place=1, colour=PALETTE[1])]
     for x, y, values in [("macs", "parameters", (3.0, 2.0)), ("macs", "macs", (3.0, 3.0))]:
         assert [(one["x"], one["y"]) for one in points([a_row()], x, y)[0]] == [values]
-
-
-def test_points__what_is_left_out_is_named():
     rows = [a_row(), a_row("b", accuracy=None), a_row("c", macs=None), a_row("d", measure="box AP", task="detect")]
     drawn, missing = points(rows, "macs", "accuracy")
     assert [one["name"] for one in drawn] == ["net"]
     assert missing == ["b: accuracy not known", "c: MACs not known", "d: measured in box AP, not in top-1"]
     assert first_axes([a_row(accuracy=None)]) == ("macs", "latency")
     assert first_axes([a_row(accuracy=None), a_row()]) == ("latency", "accuracy")
-
-
-def test_table__not_run_where_nobody_knows_and_a_shape_for_every_model():
     text = table([a_row("<b>", accuracy=None, macs=None, trained=False)])
     assert "not run" in text and "not counted" in text and "random weights" in text
     assert "&lt;b&gt;" in text and "<b>" not in text
@@ -93,7 +87,7 @@ def places(html: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r'style="left:([\d.]+)%;bottom:([\d.]+)%"', html)]
 
 
-def test_plot__points_at_their_shares_of_the_axes():
+def test_plot__points_at_their_shares_of_the_axes_each_told_and_reached():
     html = plot([a_point(), a_point(x=8.0, y=95.0)], "latency, ms", "accuracy, %")
     across = [float(tick) for tick in re.findall(r'class="bs-x" style="left:[\d.]+%">([\d.]+)<', html)]
     upwards = [float(tick) for tick in re.findall(r'class="bs-y" style="bottom:[\d.]+%">([\d.]+)<', html)]
@@ -101,9 +95,6 @@ def test_plot__points_at_their_shares_of_the_axes():
     for (x, y), found in zip([(4, 50), (8, 95)], places(html), strict=True):
         assert found == pytest.approx((100 * x / across[-1], 100 * y / upwards[-1]), abs=0.01)
     assert plot([], "x", "y") == "" and places(plot([a_point(x=0.0, y=0.0)], "x", "y")) == [(0, 0)]
-
-
-def test_plot__each_point_is_told_and_reached_and_words_stay_inside():
     html = plot([a_point(x=1.0, y=1.0), a_point(x=10.0, y=10.0)], "x", "y")
     assert re.findall(r'class="bs-point bs-(\w+) bs-(\w+)"', html) == [("right", "above"), ("left", "below")]
     assert html.count('tabindex="0"') == html.count('aria-label="net; latency 4 ms"') == 2

@@ -55,6 +55,10 @@ def talk(port, text, pause=0.0):
         return rest(one)
 
 
+def connected(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
 def rest(one):
     found = b""
     with suppress(ConnectionResetError):
@@ -77,10 +81,6 @@ def port():
         yield number
 
 
-def connected(port):
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
-
-
 HOST = b"Host: localhost:PORT\r\nConnection: close\r\n"
 POST = b"POST / HTTP/1.1\r\n" + HOST
 
@@ -89,6 +89,13 @@ def test_requests__that_are_well_formed(port):
     assert b'{"bytes": 5}' in talk(port, POST + b"Content-Length: 5\r\n\r\n12345")
     assert b'{"bytes": 5}' in talk(port, POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n0\r\n\r\n")
     assert b"uvicorn" not in talk(port, b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+    both = b"GET / HTTP/1.1\r\nHost: localhost:PORT\r\n\r\n" + POST + b"Content-Length: 2\r\n\r\n12"
+    answer = talk(port, both)  # in turn
+    assert [answer.count(b'{"bytes": %d}' % number) for number in (0, 2)] == [1, 1]
+    upgrade = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    with connected(port) as one:  # an ordinary answer
+        one.sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n" % port + upgrade + b"\r\n")
+        assert one.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
@@ -121,14 +128,7 @@ def test_requests__that_are_not(port, text, status):
     assert answer.startswith(b"HTTP/1.1 %d " % status) and b"bytes" not in answer
 
 
-def test_websockets__get_an_ordinary_answer(port):
-    upgrade = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
-    with connected(port) as one:
-        one.sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n" % port + upgrade + b"\r\n")
-        assert one.recv(1000).startswith(b"HTTP/1.1 200 ")
-
-
-def test_slow__headers_and_bodies_are_ended():
+def test_slow__headers_and_bodies_are_ended_also_of_a_second_request():
     with listening(**SOON) as (port, _):
         assert talk(port, b"").startswith(b"HTTP/1.1 408 ")  # says nothing
         assert talk(port, b"GET / HTTP/1.1\r\nHost: loc").startswith(b"HTTP/1.1 408 ")
@@ -136,19 +136,13 @@ def test_slow__headers_and_bodies_are_ended():
         body = b"Content-Length: 500\r\n\r\n"
         assert talk(port, POST + body + b"123").startswith(b"HTTP/1.1 408 ")
         assert b"HTTP/1.1 200 " in talk(port, POST.replace(b"/ ", b"/early ") + body)  # and is not waited for
-
-
-def test_slow__the_second_request_of_a_connection_too():
-    with listening(**SOON) as (port, _), connected(port) as one:
-        one.sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n\r\n" % port)
-        assert b"200 OK" in one.recv(1000)
-        time.sleep(0.5)  # between requests nothing presses: that is keep-alive's business
-        one.sendall(b"GET / HT")
-        assert b" 408 " in rest(one)
-
-
-def test_slow__a_body_that_comes_fast_enough_may_be_long():
-    with listening(**{**SOON, "head": 30, "rate": 10}) as (port, _):
+        with connected(port) as one:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n\r\n" % port)
+            assert b"200 OK" in one.recv(1000)
+            time.sleep(0.5)  # between requests nothing presses: that is keep-alive's business
+            one.sendall(b"GET / HT")
+            assert b" 408 " in rest(one)
+    with listening(**{**SOON, "head": 30, "rate": 10}) as (port, _):  # one that comes fast enough may be long
         assert b'{"bytes": 60}' in talk(port, POST + b"Content-Length: 60\r\n\r\n" + b"x" * 60, pause=0.003)
 
 
@@ -170,9 +164,3 @@ def test_connections__so_many_at_once():
         assert b'{"bytes": 0}' in talk(port, b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
         for one in held:
             one.close()
-
-
-def test_pipelined__requests_are_answered_in_turn(port):
-    both = b"GET / HTTP/1.1\r\nHost: localhost:PORT\r\n\r\n" + POST + b"Content-Length: 2\r\n\r\n12"
-    answer = talk(port, both)
-    assert [answer.count(b'{"bytes": %d}' % number) for number in (0, 2)] == [1, 1]

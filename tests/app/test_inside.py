@@ -10,6 +10,7 @@ from PIL import Image
 from broadsight.app import inside as looking
 from broadsight.app.candidates import Candidate
 from broadsight.app.inside import LIKELY, Looked, class_called, classes_of, described, kind_called, look, view_of
+from broadsight.explanation.inside import KINDS
 from broadsight.explanation.maps.map import Look
 from broadsight.explanation.overlay import overlay
 from broadsight.runs.classifier import open_classifier
@@ -18,14 +19,11 @@ from tests.training.small_runs import leave_run, refusal
 PHOTO = Image.new("RGB", (96, 96), (90, 120, 30))
 
 
-def a_look(depth: int, title: str) -> Look:
-    return Look("gradcam", title, f"layer{depth}", depth, "heat", torch.rand(4, 4), "bright: here")
-
-
 @pytest.fixture
 def looked():
-    image = Image.new("RGB", (8, 8))
-    return Looked(image, (a_look(0, "a"), a_look(0, "b"), a_look(2, "b"), a_look(2, "c")))
+    found = [(depth, title, f"layer{depth}") for depth, title in ((0, "a"), (0, "b"), (2, "b"), (2, "c"))]
+    looks = (Look("gradcam", title, layer, at, "heat", torch.rand(4, 4), "bright: here") for at, title, layer in found)
+    return Looked(Image.new("RGB", (8, 8)), tuple(looks))
 
 
 def test_looked__by_depth_and_title(looked):
@@ -60,7 +58,7 @@ def test_view__is_what_the_model_sees(tmp_path, crop):
     assert half[32, 32].min() > 250 and (half.min() > 100) == (crop == 0.5)  # its edge is mixed with what lies beyond
 
 
-def test_look__maps_of_one_kind_with_the_names_of_classes(model):
+def test_look__maps_of_one_kind_with_the_names_of_classes_and_the_model_stays_as_it_was(model):
     found = look(model, PHOTO, "map-tokens")
     assert {one.kind for one in found.looks} == {"map-tokens"}
     assert found.view.size == (looking.SIDE, looking.SIDE) and overlay(found.view, found.looks[0]).mode == "RGB"
@@ -68,9 +66,6 @@ def test_look__maps_of_one_kind_with_the_names_of_classes(model):
     assert "has no Super tokens maps; it has Grad-CAM" in refusal(lambda: look(model, PHOTO, "super-tokens"))
     dense = Candidate("seg", "seg", True, object())  # ty: ignore[invalid-argument-type]
     assert "does not classify" in refusal(lambda: look(dense, PHOTO, "gradcam"))
-
-
-def test_look__leaves_the_model_as_it_was(model):
     image = torch.rand(1, 3, 96, 96)
     before = model.run.model(image)
     for kind in looking.kinds(model).values():
@@ -80,8 +75,6 @@ def test_look__leaves_the_model_as_it_was(model):
 
 
 def test_choices__of_kinds_and_classes(model):
-    from broadsight.explanation.inside import KINDS
-
     assert set(KINDS) == set(looking.KINDS)
     assert kind_called("MAP tokens") == "map-tokens"
     assert classes_of(model)[:2] == [LIKELY, "0: crab"]

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from broadsight.app.candidates import Candidates
-from broadsight.app.samples import sample
+from broadsight.app.uploads import sample
 from tests.app.test_uploads import png_header
 from tests.data.nasty_names import NASTY
 
@@ -88,14 +88,11 @@ def test_paths_and_addresses__are_not_opened(browser, event):
         assert (status, "must be uploaded" in error) == (400, True)
 
 
-def test_addresses__beside_a_path_are_not_looked_at(browser):
+def test_files__only_uploads_are_served_and_addresses_beside_them_not_looked_at(browser, candidates):
     photo = given(browser, sample(0))
     for url in ("http://127.0.0.1:1/a.png", "data:image/png;base64,AAAA", "file:///etc/passwd"):
         status, found = call(browser, "predict", photo | {"url": url}, ["mine"], 0.5)
         assert status == 200 and "bs-card" in found[0]
-
-
-def test_files__only_uploads_are_served(browser, candidates):
     path = upload(browser, b"<script>alert(1)</script>", "a.html").json()[0]
     served = browser.get(f"/gradio_api/file={path}")
     assert served.headers["content-disposition"].startswith("attachment")
@@ -168,13 +165,10 @@ def test_paths__none_is_told(browser, candidates):
     path = upload(browser, png(sample(0)), "<b>../..\\x.png").json()[0]
     assert path.startswith("/uploads/")
     texts = [browser.get(page).text for page in ("/", "/config", "/gradio_api/info", "/gradio_api/file=/x")]
-    for event, data in {
-        "predict": (sent(path), ["mine"], 0.5),
-        "look": (sent(path), "mine", "Grad-CAM", None, None),
-        "overview": (sent(path), "mine", None),
-        "compare": (["mine"], [], "latency", "accuracy"),
-    }.items():
-        texts.append(str(call(browser, event, *data)))
+    texts.append(str(call(browser, "predict", sent(path), ["mine"], 0.5)))
+    texts.append(str(call(browser, "look", sent(path), "mine", "Grad-CAM", None, None)))
+    texts.append(str(call(browser, "overview", sent(path), "mine", None)))
+    texts.append(str(call(browser, "compare", ["mine"], [], "latency", "accuracy")))
     texts.append(browser.post("/gradio_api/call/nothing", json={"data": []}).text)
     for text in texts:
         for secret in (source, source.parent, Path.home() / "", Path(io.__file__).parent, "broadsight-app-"):
@@ -185,8 +179,7 @@ def test_names__are_text_in_the_page(candidates):
     """Models and classes that are called like scripts, in the page, its settings and all answers."""
     from broadsight.app.server import serving
 
-    names = [name for name in NASTY if name.strip() and "\udcff" not in name][:24]
-    mine = candidates.of("mine")
+    names, mine = [name for name in NASTY if name.strip() and "\udcff" not in name][:24], candidates.of("mine")
     odd = replace(mine.run, labels=tuple(names[10:14]))
     given = Candidates([replace(mine, name=name, run=odd) for name in names])
     with serving(given, megabytes=1) as address, client_of(address) as client:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from broadsight.app import uploads as module
 from broadsight.app.uploads import MOST_PIXELS, SIDE, Storage, is_uploaded, read_upload
+from broadsight.data.scenes import CLASSES, draw_scene
 from tests.training.small_runs import refusal
 
 
@@ -59,17 +61,16 @@ def test_read__nothing_but_uploads(tmp_path, payload):
 
 
 def test_read__no_link_out_of_the_folder(tmp_path):
-    folder, outside = tmp_path / "in", tmp_path / "out.png"
-    folder.mkdir()
-    outside.write_bytes(encoded("PNG"))
-    (folder / "link.png").symlink_to(outside)
+    (folder := tmp_path / "in").mkdir()
+    put(tmp_path, "out.png", encoded("PNG"))
+    (folder / "link.png").symlink_to(tmp_path / "out.png")
     for path in (f"{folder}/link.png", f"{folder}/../out.png"):
         assert "not uploaded here" in refusal(lambda path=path: read_upload({"path": path}, folder))
     assert not is_uploaded(f"{folder}2/a.png", folder)
     assert is_uploaded(f"{folder}/deep/a.png", folder)
 
 
-def test_read__none_gone_large_and_cut_short(tmp_path):
+def test_read__none_gone_large_cut_short_and_no_image(tmp_path):
     large, cut = encoded("BMP", (300, 300)), encoded("JPEG", (200, 200))[:-200]
     for payload, words in (
         (None, "no image yet"),
@@ -79,6 +80,10 @@ def test_read__none_gone_large_and_cut_short(tmp_path):
         (put(tmp_path, "a.jpg", cut), "the image cannot be read"),
     ):
         assert words in refusal(lambda payload=payload: read_upload(payload, tmp_path, 0.1))
+    svg = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    for content in (b"", b"root:x:0:0", svg, b"%!PS-Adobe EPSF\n", b"\x89PNG\r\n"):
+        text = refusal(lambda content=content: read_upload(put(tmp_path, "x.png", content), tmp_path))
+        assert "not an image" in text and "root" not in text
 
 
 @pytest.mark.parametrize("size", [(8000, 8000), (30_000, 30_000), (2**31 - 1, 2**31 - 1), (MOST_PIXELS + 1, 1)])
@@ -86,13 +91,6 @@ def test_read__bombs_are_refused_by_their_header(tmp_path, size, monkeypatch):
     monkeypatch.setattr("broadsight.app.uploads.decode", lambda _: pytest.fail("unpacked"))
     payload = put(tmp_path, "bomb.png", png_header(*size))
     assert "expected at most 40 million" in refusal(lambda: read_upload(payload, tmp_path))
-
-
-def test_read__what_is_no_image(tmp_path):
-    svg = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
-    for content in (b"", b"root:x:0:0", svg, b"%!PS-Adobe EPSF\n", b"\x89PNG\r\n"):
-        text = refusal(lambda content=content: read_upload(put(tmp_path, "x.png", content), tmp_path))
-        assert "not an image" in text and "root" not in text
 
 
 def store(folder, name, size, age):
@@ -106,7 +104,7 @@ def names(folder):
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_room__the_oldest_go_and_the_page_stays(tmp_path):
+def test_room__the_oldest_go_the_page_stays_and_links_are_not_followed(tmp_path):
     store(tmp_path, "page/sample", 30, 9)
     storage = Storage(tmp_path, 100)
     for name, age in (("c/new", 1), ("a/old", 5), ("b/older", 6)):
@@ -121,9 +119,6 @@ def test_room__the_oldest_go_and_the_page_stays(tmp_path):
         store(tmp_path, f"few/f{age}", 1, age)
     assert storage.make_room() and names(tmp_path / "few") == ["f0", "f1"]
     assert storage.make_room(0, 0) and names(tmp_path / "few") == ["f0", "f1"]
-
-
-def test_room__links_are_not_followed(tmp_path):
     folder, outside = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     store(tmp_path, "out/kept", 500, 9)
@@ -131,3 +126,16 @@ def test_room__links_are_not_followed(tmp_path):
     (folder / "link").symlink_to(outside)
     (folder / "file").symlink_to(outside / "kept")
     assert storage.make_room(100) and (outside / "kept").exists()
+
+
+def test_samples__one_of_every_class_each_with_its_name_and_no_others(monkeypatch):
+    monkeypatch.setattr(module, "SAMPLE", 32)
+    found = module.samples.__wrapped__()
+    assert [name for name, _ in found] == list(CLASSES)
+    for index in range(len(CLASSES)):
+        scene = draw_scene(index, size=32, split="test")
+        assert np.array_equal(np.asarray(found[scene.label][1]), scene.image)
+    monkeypatch.setattr(module, "samples", lambda: (("a", "image"),))
+    assert module.sample(0) == "image"
+    for index in (1, -1, "0", None, [0, 1], 0.5):
+        assert "no such sample" in refusal(lambda index=index: module.sample(index))

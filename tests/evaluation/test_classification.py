@@ -5,14 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torchmetrics.functional.classification import (
-    multiclass_accuracy,
-    multiclass_auroc,
-    multiclass_calibration_error,
-    multiclass_confusion_matrix,
-    multiclass_f1_score,
-    multiclass_precision,
-)
+from torchmetrics.functional import classification as theirs
 
 from broadsight.evaluation.classification import (
     METRICS,
@@ -91,34 +84,31 @@ def test_figures__agree_with_torchmetrics(many):
     probabilities, options = logits.softmax(1), dict(num_classes=7)
     present = dict(num_classes=7, average=None)
     expected = {
-        "top1": multiclass_accuracy(probabilities, labels, average="micro", **options),
-        "top5": multiclass_accuracy(probabilities, labels, average="micro", top_k=5, **options),
+        "top1": theirs.multiclass_accuracy(probabilities, labels, average="micro", **options),
+        "top5": theirs.multiclass_accuracy(probabilities, labels, average="micro", top_k=5, **options),
         "loss": torch.nn.functional.cross_entropy(logits, labels) / 100,
-        "balanced_accuracy": multiclass_accuracy(probabilities, labels, **present)[:6].mean(),
-        "macro_f1": multiclass_f1_score(probabilities, labels, **present)[:6].mean(),
-        "auroc": multiclass_auroc(probabilities, labels, **present)[:6].mean(),
-        "ece": multiclass_calibration_error(probabilities, labels, n_bins=15, **options),
+        "balanced_accuracy": theirs.multiclass_accuracy(probabilities, labels, **present)[:6].mean(),
+        "macro_f1": theirs.multiclass_f1_score(probabilities, labels, **present)[:6].mean(),
+        "auroc": theirs.multiclass_auroc(probabilities, labels, **present)[:6].mean(),
+        "ece": theirs.multiclass_calibration_error(probabilities, labels, n_bins=15, **options),
         "confidence": probabilities.amax(1).mean(),
     }
     assert expected.keys() == METRICS.keys() == values.keys() and not absent
     assert values == pytest.approx({name: 100 * float(value) for name, value in expected.items()}, rel=1e-5)
-    largest = multiclass_calibration_error(probabilities, labels, n_bins=15, norm="max", **options)
+    largest = theirs.multiclass_calibration_error(probabilities, labels, n_bins=15, norm="max", **options)
     assert of(found)["mce"] == pytest.approx(100 * float(largest), rel=1e-5)
 
 
-def test_confusion_and_precision__agree_with_torchmetrics(many):
+def test_confusion_and_precision__agree_with_torchmetrics_and_ties_count_half(many):
     logits, labels, found = many
-    matrix = multiclass_confusion_matrix(logits, labels, num_classes=7)
+    matrix = theirs.multiclass_confusion_matrix(logits, labels, num_classes=7)
     assert confusion_matrix(found).tolist() == matrix.tolist()
-    precision = 100 * multiclass_precision(logits, labels, num_classes=7, average=None)
+    precision = 100 * theirs.multiclass_precision(logits, labels, num_classes=7, average=None)
     rows = per_class(found)
     assert [row["precision"] for row in rows[:6]] == pytest.approx(precision.tolist()[:6], rel=1e-5)
     absent = rows[6]  # torchmetrics says 0 of what has no images
     assert absent["answers"] > 0 and (absent["recall"], absent["precision"], absent["f1"]) == (None, None, None)
     assert coverage(found) == (6, 7)
-
-
-def test_auroc__ties_count_half():
     assert auroc(np.array([0.1, 0.5, 0.5, 0.9]), np.array([False, True, False, True])) == pytest.approx(3.5 / 4)
     with pytest.raises(NotEnough, match="at least two classes"):
         auroc(np.array([0.1, 0.5]), np.array([True, True]))
@@ -132,12 +122,12 @@ def test_calibration__an_edge_belongs_to_the_bin_above_as_in_torchmetrics(value)
     rows = torch.tensor([[float(c), 1 - float(c)] for c in confidence], dtype=torch.float32)
     rows = torch.where(rows.amax(1, keepdim=True) == rows[:, :1], rows, rows.flip(1))
     labels = torch.tensor([0, 1])
-    theirs = multiclass_calibration_error(rows, labels, num_classes=2, n_bins=5)
+    expected = theirs.multiclass_calibration_error(rows, labels, num_classes=2, n_bins=5)
     ours = calibration(rows.amax(1).numpy(), (rows.argmax(1) == labels).numpy(), 5)["ece"]
-    assert ours == pytest.approx(100 * float(theirs), abs=1e-4)
+    assert ours == pytest.approx(100 * float(expected), abs=1e-4)
 
 
-def test_calibration__record_by_hand(hand):
+def test_calibration_and_per_class__by_hand(hand):
     record = of(hand, 5)
     assert [row["count"] for row in record["bins"]] == [0, 0, 1, 2, 2]
     assert record["bins"][0] == {"low": 0, "high": pytest.approx(0.2), "count": 0, "confidence": None, "accuracy": None}
@@ -145,9 +135,6 @@ def test_calibration__record_by_hand(hand):
     assert record["mce"] == pytest.approx(50)
     with pytest.raises(ValueError, match="bins=0; expected 1 or more"):
         of(hand, 0)
-
-
-def test_per_class__by_hand(hand):
     names = ("class", "images", "answers", "recall", "precision", "f1", "most_confused_with", "confused")
     rows = [tuple(row[name] for name in names) for row in per_class(hand, ["a", "b", "c"])]
     assert rows[0] == ("a", 2, 3, 50, pytest.approx(100 / 3), pytest.approx(40), "b", 1)
@@ -156,17 +143,12 @@ def test_per_class__by_hand(hand):
     assert absent == dict(zip(names, ("1", 0, 0, None, None, None, None, 0), strict=True))
 
 
-def test_mistakes__the_most_frequent_and_the_most_confident_first(hand):
-    assert most_confused(hand, "abc") == [
-        {"class": "c", "as": "a", "count": 2, "share": 100},
-        {"class": "a", "as": "b", "count": 1, "share": 50},
-    ]
+def test_mistakes__the_most_frequent_and_the_most_confident_first_and_what_is_none_by_accepted_labels(hand):
+    confused = [{"class": "c", "as": "a", "count": 2, "share": 100}, {"class": "a", "as": "b", "count": 1, "share": 50}]
+    assert most_confused(hand, "abc") == confused
     assert len(most_confused(hand, "abc", 1)) == 1
     assert most_confident_mistakes(hand).tolist() == [3, 2, 4]
     assert most_confident_mistakes(hand, 1).tolist() == [3]
-
-
-def test_accepted__one_of_several_by_row_of_the_source(hand):
     # Answers are 0 1 1 0 0; the second is judged by nobody
     assert accepted_accuracy(hand, {0: [0], 1: [], 2: [0, 1], 3: [2], 4: [1, 2]}) == (50, 4)
     with pytest.raises(NotEnough, match="accepted labels; none given"):
@@ -185,9 +167,6 @@ def test_figures__that_cannot_be_said_are_missing(hand, many):
     assert absent["balanced_accuracy"] == absent["macro_f1"] == shortage
     found = replace(many[2], competing=5)  # five of the model's seven: the right one is always among them
     assert figures(found)[1]["top5"] == "needs more than 5 classes; 5 given" and coverage(found) == (6, 5)
-
-
-def test_figures__of_no_images():
     found = predictions(np.zeros((0, 7)), np.zeros(0, np.int64))
     assert figures(found) == ({}, dict.fromkeys(METRICS, "needs images; none given"))
     record = of(found)

@@ -16,22 +16,13 @@ from broadsight.data.decoding import UnreadableImage
 from broadsight.data.loading import EvalOrder, SourceDataset, Transforms, load
 from broadsight.data.normalising import Normalise
 from broadsight.data.seeds import mixed
+from broadsight.evaluation import robustness
 from broadsight.evaluation.predictions import collect
-from broadsight.evaluation.removal import ORDERS, area, checked_saliency, removal_ranks, without
-from broadsight.evaluation.robustness import (
-    Corrupted,
-    Row,
-    as_bytes,
-    direction,
-    occluded,
-    run_suite,
-    stepped,
-    summary_of,
-)
+from broadsight.evaluation.robustness import ORDERS, SUITES, Choices, Corrupted, Row, direction, run_suite, without
 from broadsight.evaluation.saliency import GradCam
-from broadsight.evaluation.suites import SUITES, Choices, passes_of
 from broadsight.surgery.pooling import swap_pool
 
+from ..refusals import refused
 from .test_saliency import classifier_of
 
 QUICK = Choices(("contrast", "gaussian_noise"), severities=(1, 5), epsilons=(8,), sides=(0.5,), fractions=(0.5,))
@@ -93,25 +84,19 @@ def rows_of(suite):
     return [(row.case, row.at, row.top1) for row in suite.rows]
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "side", "rows", "columns"),
-    [
+def test_occlusion__exactly_the_centre_and_counted_by_hand():
+    for height, width, side, rows, columns in (
         (4, 4, 0.5, (1, 3), (1, 3)),
         (5, 5, 0.5, (1, 3), (1, 3)),  # 2.5 is rounded to 2
         (5, 5, 0.75, (0, 4), (0, 4)),  # 3.75 to 4, half a pixel up and left
         (7, 5, 0.4, (2, 5), (1, 3)),  # 2.8 and 2
         (6, 6, 0.0, (3, 3), (3, 3)),
         (6, 5, 1.0, (0, 6), (0, 5)),
-    ],
-)
-def test_occluded__exactly_the_centre(height, width, side, rows, columns):
-    images = torch.rand(2, 3, height, width) + 1
-    expected, before = images.clone(), images.clone()
-    expected[..., slice(*rows), slice(*columns)] = 0
-    assert torch.equal(occluded(images, side), expected) and torch.equal(images, before)
-
-
-def test_occlusion__counted_by_hand():
+    ):
+        images = torch.rand(2, 3, height, width) + 1
+        expected, before = images.clone(), images.clone()
+        expected[..., slice(*rows), slice(*columns)] = 0
+        assert torch.equal(robustness.occluded(images, side), expected) and torch.equal(images, before)
     # In 8 x 8 the squares are 3:5, 2:6 and 1:7
     source = bright(8, (0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (2, 5), (6, 6), (7, 3))
     suite = run_suite("occlusion", finds_bright(8), source, batch=3)
@@ -121,7 +106,7 @@ def test_occlusion__counted_by_hand():
     assert "half the side" not in run_suite("occlusion", finds_bright(8), source, choices=Choices(sides=(1,))).summary
 
 
-def test_direction__is_that_of_the_closed_form():
+def test_direction__is_that_of_the_closed_form_also_of_a_sure_answer():
     mean, std = (0.4, 0.5, 0.6), (0.1, 0.2, 0.4)
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(3, 3 * 4 * 4, generator=generator) / 10
@@ -135,7 +120,7 @@ def test_direction__is_that_of_the_closed_form():
     assert torch.equal(signs, gradient.sign().float().view_as(images))
     assert torch.allclose(logits, said.float(), atol=1e-5) and not logits.requires_grad
 
-    found = stepped(subject.normalise, photos, signs, 8.0)
+    found = robustness.stepped(subject.normalise, photos, signs, 8.0)
     moved = (photos.double() / 255 + 8 / 255 * signs.double()).clamp(0, 1)
     expected = (moved - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     assert torch.allclose(found.double(), expected, atol=1e-5)
@@ -143,12 +128,9 @@ def test_direction__is_that_of_the_closed_form():
     inside = (photos >= 8) & (photos <= 247)
     step = (found - images) * inside
     assert torch.allclose(step.abs().amax((0, 2, 3)), 8 / 255 / torch.tensor(std), rtol=1e-4)
-
-
-def test_direction__of_two_classes_leads_to_the_other_also_of_a_sure_answer():
+    # of two classes it leads to the other
     weight = torch.randn(2, 16)
-    subject = Linear(weight, [0.0, 0.0], 4)
-    signs, _ = direction(subject.logits, torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))
+    signs, _ = direction(Linear(weight, [0.0, 0.0], 4).logits, torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))
     assert torch.equal(signs.flatten(1), torch.stack([weight[1] - weight[0], weight[0] - weight[1]]).sign())
     # in single precision its probability would be 1, and there would be no gradient
     subject = Linear(torch.stack([torch.zeros(4), torch.ones(4)]), [0.0, 30.0], 2)
@@ -176,7 +158,7 @@ def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
     saliency = torch.rand(3, *shape)
     saliency[1] = (saliency[1] > 0.5).float()  # many ties
     saliency[2] = 0
-    ranks = removal_ranks(saliency, [4, 5, 6], seed=1)
+    ranks = robustness.removal_ranks(saliency, [4, 5, 6], seed=1)
     images, pixels = torch.rand(3, 2, *shape) + 1, shape[0] * shape[1]
     for order, tenth in itertools.product(ORDERS, range(11)):
         count = round(tenth / 10 * pixels)
@@ -189,16 +171,21 @@ def test_removal__takes_exactly_so_many_the_most_salient_first(shape):
         assert (rank.flatten(1).sort(1).values == torch.arange(pixels)).all()
 
 
-def test_removal__chance_depends_on_the_image_alone():
+def test_removal__chance_depends_on_the_image_alone_and_takes_squares():
     saliency = torch.rand(3, 4, 4).round()
-    together = removal_ranks(saliency, [0, 1, 2])
+    together = robustness.removal_ranks(saliency, [0, 1, 2])
     for order in ORDERS:
-        alone = [removal_ranks(saliency[i : i + 1], [i])[order][0] for i in (2, 1, 0)][::-1]
+        alone = [robustness.removal_ranks(saliency[i : i + 1], [i])[order][0] for i in (2, 1, 0)][::-1]
         assert torch.equal(together[order], torch.stack(alone))
     assert not torch.equal(together["random"][0], together["random"][1])
-    assert not torch.equal(together["random"], removal_ranks(saliency, [0, 1, 2], seed=1)["random"])
-    blank = removal_ranks(torch.zeros(1, 4, 4), [0])
+    assert not torch.equal(together["random"], robustness.removal_ranks(saliency, [0, 1, 2], seed=1)["random"])
+    blank = robustness.removal_ranks(torch.zeros(2, 28, 42), [3, 4])
     assert not torch.equal(blank["salient first"], blank["random"])  # ties are another draw than the control
+    for one in blank["random"]:
+        assert sorted(one.flatten().tolist()) == list(range(28 * 42))
+        for number in range(14 * 21):  # square after square of two by two pixels
+            square = (one // 4 == number).nonzero()
+            assert (square.amax(0) - square.amin(0)).tolist() == [1, 1] and (square.amin(0) % 2 == 0).all()
 
 
 def test_salient__counted_by_hand():
@@ -214,33 +201,13 @@ def test_salient__counted_by_hand():
         left.append(torch.randperm(16, generator=generator)[place])
     middle, last = (100 * sum(rank >= 16 * at for rank in left).item() / 4 for at in (0.25, 0.5))
     assert suite.curve("random") == [(0, 100.0), (0.25, middle), (0.5, last)]
-    salient, random, least = (
-        25,
-        (100 + middle) / 4 + (middle + last) / 4,
-        100,
-    )  # 25: half of the way falls from 100 to 0
-    areas = dict(zip((f"area, {order}" for order in ORDERS), (salient, random, least), strict=True))
-    gaps = {"gap to random": random - salient, "gap to least salient": least - salient}
+    random = (100 + middle) / 4 + (middle + last) / 4  # salient first: half of the way falls from 100 to 0
+    areas = {"area, salient first": 25, "area, random": random, "area, least salient first": 100}
+    gaps = {"gap to random": random - 25, "gap to least salient": 75}
     assert suite.summary == pytest.approx({"clean": 100} | areas | gaps)
-
-
-def test_area__is_the_mean_height():
-    assert area([0, 0.5, 1], [100, 50, 0]) == 50
-    assert area([0, 0.1, 0.5], [100, 60, 20]) == pytest.approx((80 * 0.1 + 40 * 0.4) / 0.5)
-    assert area([0.3], [40]) == 40
-
-
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (torch.zeros(2, 1, 4, 4), r"is \(2, 1, 4, 4\); expected \(B, H, W\) = \(2, 4, 4\)"),
-        (np.zeros((2, 4, 4)), "is a ndarray; expected"),
-        (torch.full((2, 4, 4), torch.nan), "not finite"),
-    ],
-)
-def test_saliency__of_a_wrong_kind(found, message):
-    with pytest.raises(ValueError, match=message):
-        checked_saliency(found, torch.zeros(2, 3, 4, 4))
+    assert robustness.area([0, 0.5, 1], [100, 50, 0]) == 50
+    assert robustness.area([0, 0.1, 0.5], [100, 60, 20]) == pytest.approx((80 * 0.1 + 40 * 0.4) / 0.5)
+    assert robustness.area([0.3], [40]) == 40
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -249,7 +216,7 @@ def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
     if channels == 1:
         transforms = replace(transforms, mean=(0.5,), std=(0.5,))
     corrupted = Corrupted(source, transforms, "fog", 3, seed=2)
-    found = {index: as_bytes(corrupted.open(index)) for index in (3, 0, 4, 1, 2)}
+    found = {index: robustness.as_bytes(corrupted.open(index)) for index in (3, 0, 4, 1, 2)}
     for index in range(5):
         resized = source.open(index).resize((32, 32), Image.Resampling.BILINEAR).crop((8, 8, 24, 24))
         pixels = np.array(resized).reshape(16, 16, channels)
@@ -258,14 +225,14 @@ def test_corrupted__is_what_corrupt_makes_of_the_crop(channels):
         assert np.array_equal(found[index].permute(1, 2, 0), expected)
         assert corrupted.label(index) == source.label(index) and corrupted.name(index) == f"{index}.png"
     again = pickle.loads(pickle.dumps(corrupted))  # as worker processes get it
-    assert torch.equal(as_bytes(again.open(3)), found[3])
-    batch = next(iter(load(SourceDataset(corrupted, as_bytes), EvalOrder(corrupted, 5))))
+    assert torch.equal(robustness.as_bytes(again.open(3)), found[3])
+    batch = next(iter(load(SourceDataset(corrupted, robustness.as_bytes), EvalOrder(corrupted, 5))))
     assert torch.equal(batch.images, torch.stack([found[index] for index in range(5)]))
 
 
 def test_corruptions__counted_by_hand():
     source = noise(12, 16, classes=3)
-    subject = Linear(torch.randn(3, 3 * 256), [0.0, 0.0, 0.0], 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
+    subject = Linear(torch.randn(3, 3 * 256), [0.0] * 3, 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
     suite = run_suite("corruptions", subject, source, choices=QUICK, batch=5, seed=3)
     by_hand = {}
     for case, at in [("clean", 0), *itertools.product(("gaussian_noise", "contrast"), (1, 5))]:
@@ -280,14 +247,24 @@ def test_corruptions__counted_by_hand():
     clean, mean = by_hand["clean", 0], (noisy + flat) / 2
     expected = {"clean": clean, "mean": mean, "noise": noisy, "digital": flat, "mean, of clean": 100 * mean / clean}
     assert suite.summary == pytest.approx(expected)
-    never_right = summary_of("corruptions", [Row("clean", 0, 0.0, 3), Row("fog", 1, 0.0, 3)])
+    never_right = robustness.summary_of("corruptions", [Row("clean", 0, 0.0, 3), Row("fog", 1, 0.0, 3)])
     assert never_right["mean, of clean"] is None
 
 
-def test_cases__all_of_them_without_choices():
-    assert [passes_of(name, Choices()) for name in SUITES] == [4, 4, 30, 76]
+def test_choices__cases_and_what_is_refused():
+    assert [len(Choices().cases(name)) for name in SUITES] == [4, 4, 30, 76]
     assert Choices().cases("corruptions") == [("clean", 0), *itertools.product(CORRUPTIONS, range(1, 6))]
     assert Choices(severities=(5, 1, 5)).cases("corruptions")[1:3] == [("gaussian_noise", 1), ("gaussian_noise", 5)]
+    for name, values, message in (
+        ("sides", (0.5, 1.5), "1.5 among sides; expected numbers between 0 and 1"),
+        ("fractions", (-0.1,), "-0.1 among fractions"),
+        ("epsilons", (-1,), "-1 among epsilons; expected numbers between 0 and 255"),
+        ("epsilons", (float("nan"),), "nan among epsilons"),
+        ("sides", (), "sides are empty"),
+        ("corruptions", ("mist",), "unknown corruption 'mist'; corruptions are gaussian_noise, "),
+        ("severities", (6,), "severity 6; expected some of 1, 2, 3, 4, 5"),
+    ):
+        refused(message, Choices, **{name: values})
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "pooled"])
@@ -306,7 +283,7 @@ def test_suites__leave_a_model_as_it_was(name):
     for name in SUITES:
         done = []
         suites[name] = run_suite(name, subject, source, **options, seen=lambda count, _, done=done: done.append(count))
-        assert sum(done) == 5 * passes_of(name, QUICK)
+        assert sum(done) == 5 * len(QUICK.cases(name))
     assert "Grad-CAM" in suites["salient"].about
     assert {name: module.training for name, module in model.named_modules()} == flags
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -356,24 +333,6 @@ def test_images_that_cannot_be_read():
             run_suite("fgsm", finds_bright(8), source, strict=strict)
 
 
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        (dict(sides=(0.5, 1.5)), "1.5 among sides; expected numbers between 0 and 1"),
-        (dict(fractions=(-0.1,)), "-0.1 among fractions"),
-        (dict(epsilons=(-1,)), "-1 among epsilons; expected numbers between 0 and 255"),
-        (dict(epsilons=(float("nan"),)), "nan among epsilons"),
-        (dict(sides=()), "sides are empty"),
-        (dict(corruptions=("mist",)), "unknown corruption 'mist'; corruptions are gaussian_noise, "),
-        (dict(severities=(6,)), "severity 6; expected some of 1, 2, 3, 4, 5"),
-    ],
-)
-def test_choices__refused(choices, message):
-    with pytest.raises(ValueError, match=message) as error:
-        Choices(**choices)
-    assert "\n" not in str(error.value)
-
-
 def test_run_suite__refused():
     bright_one, empty = bright(8, (0, 0)), np.zeros((1, 8, 8, 1))
     for name, source, options, message in (
@@ -386,13 +345,10 @@ def test_run_suite__refused():
     ):
         with pytest.raises(ValueError, match=message):
             run_suite(name, finds_bright(8), source, **options)
-
-
-def test_removal__at_random_takes_square_after_square():
-    ranks = removal_ranks(torch.zeros(2, 28, 42), [3, 4])["random"]
-    for one in ranks:
-        assert sorted(one.flatten().tolist()) == list(range(28 * 42))
-        for number in range(14 * 21):  # squares of two by two pixels
-            square = (one // 4 == number).nonzero()
-            assert (square.amax(0) - square.amin(0)).tolist() == [1, 1] and (square.amin(0) % 2 == 0).all()
-    assert not torch.equal(ranks[0], ranks[1])
+    for found, message in (
+        (torch.zeros(2, 1, 4, 4), r"is \(2, 1, 4, 4\); expected \(B, H, W\) = \(2, 4, 4\)"),
+        (np.zeros((2, 4, 4)), "is a ndarray; expected"),
+        (torch.full((2, 4, 4), torch.nan), "not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            robustness.checked_saliency(found, torch.zeros(2, 3, 4, 4))

@@ -62,20 +62,16 @@ def brightest(tmp_path, monkeypatch):
     return folder
 
 
-def test_figures__by_hand(brightest, data):
+def test_figures_and_record__by_hand(brightest, data, tmp_path):
     done = []
-    asked = Request(str(brightest), str(data), workers=0, batch=4, threads=1)
+    asked = Request(str(brightest), str(data), workers=0, batch=4, threads=1, command="broadsight eval ...")
     (result,) = evaluate(asked, lambda *now: done.append(now)).results
     # Red 4 of 4, green 3 of 3, blue 2 of 3; the fourth green one cannot be read
     found = result.figures["top1"], result.figures["balanced_accuracy"]
     assert found == pytest.approx((90, 100 * (1 + 1 + 2 / 3) / 3)) and result.absent.keys() == {"top5", "ece"}
     assert list(result.predictions.skipped) == ["green/broken.png"]
     assert result.latency is not None and result.latency.median > 0 and done[-1][:2] == (10, 11)
-
-
-def test_record__holds_what_was_found(brightest, data, tmp_path):
-    asked = Request(str(brightest), str(data), workers=0, threads=1, bins=5, command="broadsight eval ...")
-    record = write_evaluation(evaluate(asked), tmp_path / "out").record
+    record = write_evaluation(evaluate(replace(asked, bins=5)), tmp_path / "out").record
     assert record == json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert record["confusion"] == [[4, 0, 0], [0, 3, 0], [1, 0, 2]]
     assert record["confused"] == [{"class": "blue", "as": "red", "count": 1, "share": pytest.approx(100 / 3)}]
@@ -152,12 +148,8 @@ def test_command__tables_and_files(run, brightest, data, tmp_path):
     assert run(brightest, data, "--out", "mine", "--suite", "occlusion")[0] == 0
     assert json.loads((tmp_path / "mine" / "evaluation.json").read_text())["suites"][0]["name"] == "occlusion"
     assert run(brightest, data)[1].splitlines()[-1].startswith(f"report: evaluations/{data.name}-run-2/")
-
-
-def test_command__json_alone(run, brightest, data):
-    code, out, _ = run(brightest, data, "--no-latency", "--json")
-    record = json.loads(out)
-    assert code == 0 and record["figures"]["top1"] == pytest.approx(90) and record["model"]["latency_ms"] is None
+    record = json.loads(run(brightest, data, "--no-latency", "--json")[1])  # alone
+    assert record["figures"]["top1"] == pytest.approx(90) and record["model"]["latency_ms"] is None
     assert record["asked"]["data"] == str(data)
 
 
@@ -195,13 +187,9 @@ def test_command__one_line_and_exit_2(run, brightest, data, tmp_path, argv, mess
     assert not (tmp_path / "evaluations").exists()
 
 
-def test_command__a_model_that_has_diverged_is_exit_1(run, brightest, data, monkeypatch):
-    monkeypatch.setattr(Brightest, "forward", lambda self, x: x.mean((2, 3)) * np.nan)
-    code, _, err = run(brightest, data)
-    assert code == 1 and err.startswith("broadsight: run answers 10 of 10 images with numbers that are not finite")
-
-
-def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monkeypatch, tmp_path):
+def test_command__interrupted_keeps_what_is_finished_and_a_diverged_model_is_exit_1(
+    run, brightest, data, monkeypatch, tmp_path
+):
     def stop(name, *args, **kwargs):
         if name == "fgsm":
             raise KeyboardInterrupt
@@ -213,9 +201,12 @@ def test_command__interrupted_keeps_what_is_finished(run, brightest, data, monke
     assert code == 130 and "note: interrupted: suites that were not finished are missing" in err
     assert [suite["name"] for suite in record["suites"]] == ["occlusion"] and record["how"]["interrupted"]
     assert (tmp_path / "stopped" / "report.html").is_file()
+    monkeypatch.setattr(Brightest, "forward", lambda self, x: x.mean((2, 3)) * np.nan)
+    code, _, err = run(brightest, data)
+    assert code == 1 and err.startswith("broadsight: run answers 10 of 10 images with numbers that are not finite")
 
 
-def test_evaluate__classes_without_images_are_named_first_and_have_no_figures(brightest, tmp_path):
+def test_evaluate__classes_without_images_are_named_and_images_without_labels_refused(brightest, tmp_path, monkeypatch):
     told = []
     data = fill(tmp_path / "data", 32, red=3, green=2)
     evaluation = evaluate(Request(str(brightest), str(data), workers=0, latency=False), tell=told.append)
@@ -226,10 +217,7 @@ def test_evaluate__classes_without_images_are_named_first_and_have_no_figures(br
     assert (blue["recall"], blue["precision"], blue["f1"]) == (None, None, None)
     page = write_evaluation(evaluation, tmp_path / "out") and (tmp_path / "out" / "report.html").read_text()
     assert "over 2 of 3 classes, since the others do not occur" in page
-
-
-def test_evaluate__accepted_labels_that_are_all_empty_are_refused_first(brightest, tmp_path, monkeypatch):
-    asked = Request(str(brightest), str(fill(tmp_path / "data", 32, red=3, green=2)), workers=0)
+    asked = evaluation.request
     found, ((task,),) = evaluating.open_tasks(asked, evaluating.open_classifiers(asked))
     empty = replace(task, accepted={0: [], 1: []})
     monkeypatch.setattr(evaluating, "open_tasks", lambda *_: (found, [[empty]]))

@@ -15,6 +15,8 @@ from broadsight.evaluation.saliency import Dino, GradCam, SceneSaliency, from_na
 from broadsight.runs.classifier import Classifier
 from broadsight.surgery.pooling import swap_pool
 
+from ..refusals import refused
+
 
 def classifier_of(model, size=32):
     transforms = Transforms(size, crop_pct=1.0)
@@ -22,9 +24,8 @@ def classifier_of(model, size=32):
 
 
 def batch_of(images, indices=None):
-    count = len(images)
-    indices = range(count) if indices is None else indices
-    return Batch(images, torch.zeros(count, dtype=torch.int64), tuple((0, i, i) for i in indices), ())
+    keys = tuple((0, i, i) for i in (range(len(images)) if indices is None else indices))
+    return Batch(images, torch.zeros(len(images), dtype=torch.int64), keys, ())
 
 
 def cam_by_hand(model, module, images, as_map, classes=None):
@@ -38,10 +39,7 @@ def cam_by_hand(model, module, images, as_map, classes=None):
         best = int(logits.argmax()) if classes is None else max(classes, key=lambda one: logits[one].item())
         logits[best].backward()
         activation, gradient = as_map(kept[-1])[0], as_map(kept[-1].grad)[0]  # C h w
-        cam = torch.zeros(activation.shape[1:])
-        for channel in range(len(activation)):
-            cam = cam + gradient[channel].sum() / cam.numel() * activation[channel]
-        maps.append(cam.clamp(min=0).detach())
+        maps.append(sum(g.mean() * a for g, a in zip(gradient, activation, strict=True)).clamp(min=0).detach())
     handle.remove()
     model.zero_grad()
     return F.interpolate(torch.stack(maps)[:, None], images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
@@ -115,7 +113,7 @@ def test_gradcam__of_the_classes_that_compete_and_of_small_images_an_earlier_map
         assert close_to(saliency(images, batch_of(images)), cam_by_hand(model, place, images, as_map))
 
 
-def test_gradcam__of_a_map_that_is_overwritten():
+def test_gradcam__of_a_map_that_is_overwritten_or_none():
     class Doubles(Plain):
         in_place = True
 
@@ -128,17 +126,8 @@ def test_gradcam__of_a_map_that_is_overwritten():
     found = GradCam(classifier_of(model))(images, batch_of(images))
     model.in_place = False
     assert close_to(found, GradCam(classifier_of(model))(images, batch_of(images)))
-
-
-def test_gradcam__refused():
-    class Flat(nn.Module):
-        num_classes = 2
-
-        def forward(self, x):
-            return x.flatten(1)[:, :2]
-
-    with pytest.raises(ValueError, match="gradcam finds no feature map in Flat that its answers depend on; use anot"):
-        GradCam(classifier_of(Flat()))(torch.randn(1, 3, 8, 8))
+    gradcam = GradCam(classifier_of(nn.Flatten()))
+    refused("finds no feature map in Flatten that its answers depend on; use another", gradcam, torch.randn(1, 3, 8, 8))
 
 
 def attention_by_hand(model, images):
@@ -196,16 +185,13 @@ def test_dino__weights(tmp_path, monkeypatch):
         (timm.create_model("test_vit2"), "dino.pth", ValueError, "no class token"),
         ("vit_smal", "dino.pth", ValueError, "'vit_smal' is no model of timm's"),
     ):
-        with pytest.raises(kind, match=message):
-            Dino(model, checkpoint=tmp_path / file)
+        refused(message, Dino, model, checkpoint=tmp_path / file, error=kind)
 
     def offline(*args, **kwargs):
         raise OSError("We couldn't connect to 'https://huggingface.co'\nand so on")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(RuntimeError, match=r"the weights of .*dino cannot be had: We couldn't connect") as error:
-        Dino()
-    assert "\n" not in str(error.value)
+    refused(r"the weights of .*dino cannot be had: We couldn't connect", Dino, error=RuntimeError)
 
 
 @pytest.fixture(scope="module")
@@ -218,18 +204,15 @@ def test_scene_saliency__is_the_salient_part_then_the_object(scenes):
     maps = saliency(torch.zeros(12, 3, 64, 64), batch_of(torch.zeros(12)))
     assert maps.shape == (12, 64, 64) and maps.dtype == torch.float32
     for index, found in enumerate(maps.numpy()):
-        with_it, without_it = (
-            draw_scene(index, size=64, seed=5, split="val", without=without) for without in (None, "salient")
-        )
-        changed = (with_it.image != without_it.image).any(2)
+        drawn = [draw_scene(index, size=64, seed=5, split="val", without=what) for what in (None, "salient", "other")]
+        changed, others = ((drawn[0].image != one.image).any(2) for one in drawn[1:])
         assert changed.any() and (found[changed] == 2).all()
-        assert ((found > 0) == with_it.masks[0]).all() and (found == 1).any()
-        others = (with_it.image != draw_scene(index, size=64, seed=5, split="val", without="other").image).any(2)
-        assert (found[others & with_it.masks[0]] == 1).all()
+        assert ((found > 0) == drawn[0].masks[0]).all() and (found == 1).any()
+        assert (found[others & drawn[0].masks[0]] == 1).all()
 
 
 def test_scene_saliency__goes_the_way_of_the_image(scenes):
-    """Cropped, halved, and of some of the scenes in grey."""
+    """Cropped, halved, and of some of the scenes in grey; not where it is unknown which scenes these are."""
 
     def seen(transforms, indices, source=scenes):
         images = torch.zeros(len(indices), transforms.channels, transforms.size, transforms.size)
@@ -246,17 +229,12 @@ def test_scene_saliency__goes_the_way_of_the_image(scenes):
     maps = seen(Transforms(64, 1, (0.5,), (0.5,), crop_pct=1.0), (0, 1), source)
     assert np.array_equal(maps[0], full[1]) and np.array_equal(maps[1], full[9])
 
-
-def test_scene_saliency__refused(scenes):
-    with pytest.raises(ValueError, match="saliency of the scenes needs scenes as data; use gradcam or dino"):
-        SceneSaliency([1], Transforms(64))
-
     class Reversed(Grey):
         def name(self, index):
             return self.source.name(len(self) - 1 - index)
 
-    with pytest.raises(ValueError, match="Reversed numbers its scenes in a way of its own"):
-        SceneSaliency(Reversed(scenes), Transforms(64))
+    refused("saliency of the scenes needs scenes as data; use gradcam or dino", SceneSaliency, [1], Transforms(64))
+    refused("Reversed numbers its scenes in a way of its own", SceneSaliency, Reversed(scenes), Transforms(64))
 
 
 def test_from_name(scenes, tmp_path):
@@ -264,33 +242,23 @@ def test_from_name(scenes, tmp_path):
     given = (("scenes", scenes), ("gradcam", scenes), (None, Grey(scenes)), (None, [1, 2]))
     found = [type(from_name(name, subject, source)) for name, source in given]
     assert found == [SceneSaliency, GradCam, SceneSaliency, GradCam]
-    with pytest.raises(FileNotFoundError, match=r"dino\.pth is not a file"):  # it was looked for
-        from_name("dino", subject, scenes, checkpoint=tmp_path / "dino.pth")
+    options = dict(error=FileNotFoundError, checkpoint=tmp_path / "dino.pth")
+    refused(r"dino\.pth is not a file", from_name, "dino", subject, scenes, **options)  # it was looked for
     (tmp_path / "mine.py").write_text("LEVEL = 3\ndef flat(images, batch):\n    return images[:, 0] * 0 + LEVEL\n")
     mine = from_name(f"{tmp_path / 'mine.py'}:flat", subject, scenes)
     assert mine(torch.zeros(1, 3, 2, 2), None).tolist() == [[[3, 3], [3, 3]]]
     assert from_name("torch:relu", subject, scenes) is torch.relu
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.py is not a file"):
-        from_name("nowhere.py:flat", subject, scenes)
-    with pytest.raises(ValueError, match="a checkpoint is for the saliency dino, not for gradcam"):
-        from_name("gradcam", subject, scenes, checkpoint="x.pth")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+    refused(r"nowhere\.py is not a file", from_name, "nowhere.py:flat", subject, scenes, error=FileNotFoundError)
+    said = "a checkpoint is for the saliency dino, not for gradcam"
+    refused(said, from_name, "gradcam", subject, scenes, checkpoint="x.pth")
+    (tmp_path / "bad.py").write_text("import nowhere\n")
+    for name, message in (
         ("gradcm", "unknown saliency 'gradcm'; did you mean 'gradcam'. choose scenes, gradcam, dino, or your own as f"),
         ("x", "unknown saliency 'x'; choose scenes"),
-        ("{folder}/mine.py:flat", "the saliency .*mine.py:flat cannot be loaded: .*flat"),
-        ("{folder}/bad.py:flat", "cannot be loaded: No module named 'nowhere'"),
-        ("{folder}/mine.py:LEVEL", "is a int; expected a function"),
+        (f"{tmp_path}/mine.py:round", "the saliency .*mine.py:round cannot be loaded: .*round"),
+        (f"{tmp_path}/bad.py:flat", "cannot be loaded: No module named 'nowhere'"),
+        (f"{tmp_path}/mine.py:LEVEL", "is a int; expected a function"),
         ("no_such_module:flat", "cannot be loaded: No module named 'no_such_module'"),
         ("torch:flat", "cannot be loaded: .*flat"),
-    ],
-)
-def test_from_name__refused(name, message, scenes, tmp_path):
-    (tmp_path / "mine.py").write_text("LEVEL = 3\n")
-    (tmp_path / "bad.py").write_text("import nowhere\n")
-    with pytest.raises(ValueError, match=message) as error:
-        from_name(name.format(folder=tmp_path), classifier_of(Plain()), scenes)
-    assert "\n" not in str(error.value)
+    ):
+        refused(message, from_name, name, subject, scenes)

@@ -52,7 +52,7 @@ class Labelled:
         return int(self.labels[index])
 
 
-def test_match__by_name_whatever_the_order(run):
+def test_match__by_name_whatever_the_order_synsets_and_numbers_by_value(run, thousand):
     classifier = open_classifier(run, device="cpu")
     found = match_classes(classifier, Labelled(["a", "b", "c"], [0, 1, 2]), "d")
     assert (found[0].tolist(), *found[1:]) == ([1, 2, 0], ("c", "a", "b"), ())
@@ -60,25 +60,19 @@ def test_match__by_name_whatever_the_order(run):
     assert some[2] == ("d has images of 2 of the 3 classes of run; all 3 compete; there are none of c",)
     unknown = match_classes(classifier, Labelled(["a", "z"], [0, 0]), "d")  # a class without images
     assert unknown[0].tolist() == [1, -1]
-
-
-def test_match__synsets_and_numbers_by_value(thousand):
     places, names, _ = match_classes(thousand, Labelled(["n01443537", "n01440764"], [0, 1]), "d")
     assert places.tolist() == [1, 0] and names == imagenet_names()
     places, names, _ = match_classes(random_of(12), Labelled(["10", "2"], [0, 1]), "d")
     assert places.tolist() == [10, 2] and names[10] == "10"
 
 
-def test_match__numbers_are_places_among_the_names_of_a_run(run):
+def test_match__numbers_are_places_among_the_names_and_else_classes_are_in_order(run):
     classifier = open_classifier(run, device="cpu")
     places, names, notes = match_classes(classifier, Labelled(["0", "2"], [0, 1]), "d")
     assert (places.tolist(), names) == ([0, 2], ("c", "a", "b"))
     assert notes[0] == "d names its classes by number: 0 is c, the first that run knows"
     said = refusal(lambda: match_classes(classifier, Labelled(["0", "3"], [0, 1]), "d"))
     assert said == "d has the label 3, outside the range of run: 0 to 2"
-
-
-def test_match__in_order_where_nobody_names_them():
     places, names, notes = match_classes(random_of(2), Labelled(["cat", "dog"], [0, 1]), "d")
     assert (places.tolist(), names) == ([0, 1], ("cat", "dog"))
     assert notes == ("test_resnet does not name its classes; they are taken to be those of d, in order: cat, dog",)
@@ -115,36 +109,27 @@ def test_tasks__labels_are_the_models_and_a_sample_is_the_same_for_all(run, tmp_
     assert (len(one.source), other.classifier.title) == (5, "run (2)")
 
 
-def test_beside__other_weights_and_channels(run, tmp_path):
+def test_asked__other_weights_and_channels_and_data_that_no_run_names(run, tmp_path):
     asked = Request(str(run), beside=(f"test_resnet@{tmp_path / 'none.safetensors'}",), device="cpu")
     said = refusal(lambda: open_classifiers(asked), FileNotFoundError)
     assert said.endswith("give a run folder or a file of weights")
     grey, _ = leave_run(tmp_path / "grey", num_classes=3, model_args={"in_chans": 1})
     asked = Request(str(run), beside=(str(grey),), device="cpu")
     assert refusal(lambda: open_classifiers(asked)).startswith("grey takes 1 channels, run 3; side by side")
-
-
-def test_own_data__needs_a_run_that_names_it(run):
     asked = Request(str(run), device="cpu")
     said = refusal(lambda: open_tasks(asked, open_classifiers(asked)))
     assert said == f"{run} does not say on what it was trained; give DATA to evaluate it on"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_asked__refused_at_once_and_robustness_is_all_suites():
+    for options, message in (
         (dict(batch=0), "--batch 0; expected 1 or more"),
         (dict(samples=0), "--samples 0; expected 1 or more"),
         (dict(metrics=("top_1",)), "unknown metric 'top_1'; did you mean 'top1'? expected one of top1"),
         (dict(suite=("x",)), "unknown suite 'x'; suites are occlusion, "),
         (dict(suite=("imagenet-a", "imagenet-r")), "DATA is one set, not imagenet-a and imagenet-r"),
-    ],
-)
-def test_asked__refused_at_once(options, message):
-    assert refusal(lambda: check(Request("m", **options))).startswith(message)
-
-
-def test_suites__robustness_is_all_of_them():
+    ):
+        assert refusal(lambda options=options: check(Request("m", **options))).startswith(message)
     assert suites_of(Request("m", suite=("fgsm", "imagenet-a"))) == ("fgsm",)
     assert suites_of(Request("m", suite=("robustness",))) == ("occlusion", "fgsm", "salient", "corruptions")
 
@@ -162,7 +147,7 @@ def families(tmp_path_factory):
     return root
 
 
-def test_imagenet__every_set_of_a_folder(families, thousand):
+def test_imagenet__every_set_of_a_folder_or_the_one_that_is_asked_for(families, thousand):
     asked = Request("test_resnet", str(families))
     found, groups = open_tasks(asked, [thousand])
     (val,), (hard,) = groups
@@ -172,24 +157,19 @@ def test_imagenet__every_set_of_a_folder(families, thousand):
     # The same images serve ReaL: some have no label that people agree on
     assert val.accepted is not None and 0 < len(val.accepted) <= 1000
     assert labels_of(val.source).tolist() == list(range(1000))
-
-
-def test_imagenet__the_set_that_is_asked_for(families, thousand):
+    # and the one that is asked for, whose samples keep their accepted labels
     asked = Request("test_resnet", str(families / "imagenet-a"), suite=("imagenet-a",), samples=7)
     _, ((task,),) = open_tasks(asked, [thousand])
     assert len(task.source) == 7 and len(task.kept) == 200
     said = refusal(lambda: open_tasks(Request("m", str(families / "imagenet-a"), suite=("imagenet-r",)), [thousand]))
     assert "is ImageNet-A by its names, not ImageNet-R" in said
-
-
-def test_imagenet__sampled_images_keep_their_accepted_labels(families, thousand):
     asked = [Request("m", str(families / "val"), suite=("imagenet-real",), samples=samples) for samples in (None, 9)]
     whole, some = (open_tasks(one, [thousand])[1][0][0] for one in asked)
     accepted = {whole.source.name(row): right for row, right in whole.accepted.items()}
     assert some.accepted == {row: accepted[some.source.name(row)] for row in range(9)}
 
 
-def test_imagenet__a_folder_called_so_must_be_so(thousand, tmp_path):
+def test_imagenet__a_folder_called_so_must_be_so_and_the_model_know_its_classes(families, run, thousand, tmp_path):
     for synset in synsets()[:3]:
         (tmp_path / "imagenet-r" / synset).mkdir(parents=True)
         (tmp_path / "imagenet-r" / synset / "0.jpg").touch()
@@ -198,9 +178,6 @@ def test_imagenet__a_folder_called_so_must_be_so(thousand, tmp_path):
     (tmp_path / "imagenet-r").rename(tmp_path / "three")
     found, ((task,),) = open_tasks(Request("m", str(tmp_path / "three")), [thousand])
     assert labels_of(task.source).tolist() == [0, 1, 2] and task.kept is None
-
-
-def test_imagenet__needs_its_classes(families, run):
     asked = Request(str(run), str(families / "imagenet-a"), suite=("imagenet-a",), device="cpu")
     said = refusal(lambda: open_tasks(asked, open_classifiers(asked)))
     assert said.startswith("--suite imagenet-a is about ImageNet's 1,000 classes, run has 3")

@@ -9,6 +9,8 @@ from broadsight.explanation.maps.map import Look
 from broadsight.explanation.overlay import colour_bar, colours_of, is_flat, nearest, overlay, scaled
 from broadsight.visual.colours import colour, lab
 
+from ..refusals import refused
+
 
 def look(values, form="heat"):
     return Look("gradcam", "it", "layer", 0, form, torch.as_tensor(values))
@@ -28,6 +30,8 @@ def test_colours__are_perceptually_uniform():
     assert found[0].tolist() == [0x44, 0x01, 0x54] and found[-1].tolist() == [0xFD, 0xE7, 0x25]
     lightness = lab(found)[:, 0]
     assert (np.diff(lightness) > 0).all() and abs(np.diff(lightness) - 0.75).max() < 0.25  # equal steps to the eye
+    bar = pixels(colour_bar(50, 3))
+    assert bar.shape == (3, 50, 3) and bar[0, 0].tolist() == [68, 1, 84] and bar[2, -1].tolist() == [253, 231, 37]
     matplotlib = pytest.importorskip("matplotlib")
     assert abs(found / 255 - matplotlib.colormaps["viridis"](shades)[:, :3]).max() < 0.02
 
@@ -65,12 +69,9 @@ def test_heat__any_size(size, values):
         assert found.size == size[::-1] and found.mode == "RGB"
 
 
-def test_nearest__every_pixel_that_of_its_place():
+def test_labels__few_have_colours_of_their_own():
     assert nearest(torch.tensor([[1, 2], [3, 4]]), (4, 3)).tolist() == [[1, 2, 2], [1, 2, 2], [3, 4, 4], [3, 4, 4]]
     assert nearest(torch.tensor([[1, 2, 3, 4]]), (1, 2)).tolist() == [[2, 4]]
-
-
-def test_labels__few_have_colours_of_their_own():
     found = pixels(overlay(image(8, 12), look([[0, 1], [0, 2]], "labels"), 1.0))
     assert found[0, 0].tolist() == list(colour(0)) and found[0, 11].tolist() == list(colour(1))
     assert found[7, 11].tolist() == list(colour(2))
@@ -81,7 +82,7 @@ def test_labels__few_have_colours_of_their_own():
     assert np.array_equal(border, expected)
 
 
-def test_labels__many_have_the_mean_of_their_pixels():
+def test_labels__many_have_the_mean_of_their_pixels_and_what_is_not_in_a_mask_lies_in_the_shade():
     under, values = image(8, 64), torch.arange(16)[None]
     found = pixels(overlay(under, look(values, "labels"), 1.0))
     for number in range(16):
@@ -91,9 +92,6 @@ def test_labels__many_have_the_mean_of_their_pixels():
     grey = Image.new("RGB", (8, 8), (200, 200, 200))
     found = pixels(overlay(grey, look([[-1, 4]], "labels")))  # a label below zero is no region
     assert found[0, 0].max() < 70 and len(set(found[0, 0].tolist())) == 1
-
-
-def test_mask__what_is_not_in_it_lies_in_the_shade():
     under = image(8, 12)
     found = pixels(overlay(under, look([[True, False]], "mask")))
     assert np.array_equal(found[:, :6], pixels(under)[:, :6])
@@ -102,21 +100,12 @@ def test_mask__what_is_not_in_it_lies_in_the_shade():
     assert np.array_equal(pixels(overlay(under, look([[True]], "mask"))), pixels(under))
 
 
-def test_colour_bar():
-    bar = pixels(colour_bar(50, 3))
-    assert bar.shape == (3, 50, 3) and bar[0, 0].tolist() == [68, 1, 84] and bar[2, -1].tolist() == [253, 231, 37]
-
-
-@pytest.mark.parametrize(
-    ("values", "form", "alpha", "message"),
-    [
-        (torch.rand(2, 2), "heat", 1.5, r"alpha=1.5; expected 0 \(the image alone\) to 1"),
-        (torch.rand(2, 2), "heat", float("nan"), "alpha=nan"),
-        (torch.rand(1, 2, 2), "heat", None, r"values of a look have shape \(1, 2, 2\); expected \(h, w\)"),
-        (torch.rand(0, 2), "heat", None, r"values of a look have shape \(0, 2\)"),
-        (torch.rand(2, 2), "contour", None, "form 'contour' of a look is not known; expected heat, labels or mask"),
-    ],
-)
-def test_refused(values, form, alpha, message):
-    with pytest.raises(ValueError, match=message):
-        overlay(image(), look(values, form), alpha)
+def test_refused():
+    for size, form, alpha, message in (
+        ((2, 2), "heat", 1.5, r"alpha=1.5; expected 0 \(the image alone\) to 1"),
+        ((2, 2), "heat", float("nan"), "alpha=nan"),
+        ((1, 2, 2), "heat", None, r"values of a look have shape \(1, 2, 2\); expected \(h, w\)"),
+        ((0, 2), "heat", None, r"values of a look have shape \(0, 2\)"),
+        ((2, 2), "contour", None, "form 'contour' of a look is not known; expected heat, labels or mask"),
+    ):
+        refused(message, overlay, image(), look(torch.rand(size), form), alpha)

@@ -25,27 +25,20 @@ def count(sheet, ink):
 
 
 def holds(sheet, part):
-    """Whether an image is in the sheet, pixel for pixel; where its left edge is."""
+    """The left edge of an image that is in the sheet, pixel for pixel, or None."""
     whole, wanted = np.asarray(sheet), np.asarray(part)
-    rows = np.flatnonzero((whole[:, :, :] == wanted[0, 0]).all(-1).ravel())
-    for at in rows:
-        top, left = divmod(int(at), whole.shape[1])
-        if np.array_equal(whole[top : top + wanted.shape[0], left : left + wanted.shape[1]], wanted):
-            return left
-    return None
+    (height, width), places = wanted.shape[:2], np.argwhere((whole == wanted[0, 0]).all(-1)).tolist()
+    found = (x for y, x in places if np.array_equal(whole[y : y + height, x : x + width], wanted))
+    return next(found, None)
 
 
-def test_arranged__depth_left_to_right_a_row_for_each_thing():
-    looks = [look(title=title, depth=depth) for depth in (1, 0, 2) for title in ("mean", "largest")]
-    rows = arranged(looks)
+def test_arranged__depth_left_to_right_a_row_for_each_thing_or_the_mean_of_many_heads():
+    rows = arranged([look(title=title, depth=depth) for depth in (1, 0, 2) for title in ("mean", "largest")])
     found = [(row.words, [one.depth for one in row.looks]) for row in rows]
     assert found == [("mean", [0, 1, 2]), ("largest", [0, 1, 2])]
     looks = [look(title=f"history up to layer {depth + 1}", depth=depth) for depth in range(6)]
     (row,) = arranged(looks)  # titles that count layers are one thing
     assert row.words == "history up to layer …" and [one.depth for one in row.looks] == [*range(6)]
-
-
-def test_arranged__of_many_heads_the_mean_alone_of_layers_evenly_chosen():
     titles = ["head mean", *(f"head {number}" for number in range(1, 6))]
     (row,) = arranged([look(title=title, depth=depth) for depth in range(12) for title in titles])
     assert row.words == "head mean (1 of 6 such maps)" and {one.title for one in row.looks} == {"head mean"}
@@ -67,24 +60,20 @@ def test_sheet__holds_the_image_and_the_maps():
     under = image()
     cams = [look("gradcam", "dog", depth) for depth in range(3)]
     sheet = overview_sheet(under, cams, [("dog", 0.5)], "a model", explained="dog")
-    big = under.resize((BIG, BIG), Image.Resampling.BICUBIC)
-    small = under.resize((TILE, TILE), Image.Resampling.BICUBIC)
+    big, small = (under.resize((side, side), Image.Resampling.BICUBIC) for side in (BIG, TILE))
     assert sheet.width == WIDTH and sheet.mode == "RGB"
     assert holds(sheet, big) == MARGIN
     assert holds(sheet, overlay(big, cams[-1])) == MARGIN + BIG + GAP  # the last is the usual one
     assert [holds(sheet, overlay(small, cam)) for cam in cams] == [MARGIN + n * (TILE + GAP) for n in range(3)]
 
 
-def test_sheet__bars_are_as_long_as_answers_are_probable():
+def test_sheet__has_bars_as_long_as_answers_are_probable_warns_and_tells_of_flat_maps():
     bars = {}
     for share in (0.2, 0.4):
         sheet = overview_sheet(image(), [], [("cat", 0.1), ("dog", share)], explained="dog")
         bars[share] = count(sheet, colour(5)) - 150, count(sheet, colour(0))  # the mark in the legend is as large
     assert 1.9 < bars[0.4][0] / bars[0.2][0] < 2.1 and bars[0.4][1] == bars[0.2][1]
     assert 1.85 < bars[0.2][0] / bars[0.2][1] < 2.15
-
-
-def test_sheet__warns_tells_of_flat_maps_and_grows_with_the_kinds():
     plain, warned = (overview_sheet(image(), [], title="x", warning=text) for text in ("", "untrained"))
     assert warned.height > plain.height and count(warned, (140, 58, 0)) > 20 and count(plain, (140, 58, 0)) == 0
     sheets = (overview_sheet(image(), [look(values=values)]) for values in (torch.ones(2, 2), torch.eye(2)))

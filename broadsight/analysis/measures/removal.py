@@ -11,8 +11,7 @@ from typing import Any
 from torch import nn
 
 from ...data.sources import Source
-from ...evaluation.removal import ORDERS
-from ...evaluation.robustness import Choices, Tested, passes_of, run_suite
+from ...evaluation.robustness import ORDERS, Choices, Tested, run_suite
 from ...evaluation.saliency import Saliency, about, from_name
 from ...visual.plots import PALETTE, need_matplotlib
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
@@ -80,7 +79,7 @@ def salient_removal(
         saliency = from_name(saliency, classifier, source, checkpoint=dino_checkpoint)
     elif dino_checkpoint is not None:
         raise ValueError("dino_checkpoint is given with a saliency of your own; it is for the saliency 'dino'")
-    passes, done = passes_of("salient", choices), 0
+    passes, done = len(choices.cases("salient")), 0
 
     def count(images: int, doing: str) -> None:
         nonlocal done

@@ -1,5 +1,6 @@
-"""Attention weights of any transformer over the image: what its class token looks at, or what is looked at most."""
+"""Attention weights over the image: of any transformer, and of the convolution-like attention of EMSNet."""
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -13,8 +14,10 @@ from ...inspection.branch_structure import affine_layers
 from ...inspection.layout import layouts_of, path_of, prefix_tokens
 from ...inspection.watch import hooked
 from ...inspection.windows import cells_of, cuts, windows_of
-from ...layers import CMHSA, AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention
-from .map import Collector, Look
+from ...layers import CMHSA, GMHSA, AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention
+from ...layers.coarse_attention import overlap_add
+from ...layers.kernels.folded_interaction import FoldedInteraction
+from .map import Collector, LayerCall, Look, modules_of
 
 OF_CLASS = "attention of the class token to each place; bright is much"
 RECEIVED = "attention that each place receives, on average over all that ask; bright is much"
@@ -25,9 +28,8 @@ OF_BACKGROUND = "attention of the single query of the background to each place; 
 class AttentionLooks(Collector):
     """Of every attention layer: one heat map for the mean over its heads, and one for each head if there are several.
 
-    Where there is a class token, it is its row of weights over the patches. Elsewhere it is what each key receives, on
-    average over the queries that may attend to it. Windows are joined and rolled back to their places. A layer whose
-    tokens cannot be put back to a place is in `skipped`, with the reason.
+    It is the row of the class token, or else what each key receives on average over the queries that may attend to it.
+    Windows are joined at their places. A layer whose tokens have no known places is in `skipped`, with the reason.
     """
 
     kind = "attention"
@@ -51,10 +53,16 @@ class AttentionLooks(Collector):
             sizes = [tuple(x) for x in args if isinstance(x, tuple | list | torch.Size) and len(x) == 2]
             self.inputs[module] = [tuple(x.shape) for x in args if isinstance(x, Tensor)] + sizes
 
+        def see(name: str, rows: Rows, module: nn.Module) -> None:
+            if isinstance(found := self._place(name, rows, module), str):
+                self.skipped[name] = found
+            else:
+                self.found.append((name, found[0].float().cpu(), found[1]))
+
         with ExitStack() as opened:
             blocks = {path_of(self.model, name)[1] for name in self.names.values() if name}
             opened.enter_context(hooked({*self.names, *filter(cuts, blocks)}, before=notes))
-            opened.enter_context(watch_attention(self.model, self._see, lambda name: name.partition("#")[0] in wanted))
+            opened.enter_context(watch_attention(self.model, see, lambda name: name.partition("#")[0] in wanted))
             self._opened = opened.pop_all()
         return self
 
@@ -66,13 +74,6 @@ class AttentionLooks(Collector):
             shown = [("head mean", maps.mean(0)), *((f"head {i}", one) for i, one in enumerate(maps, 1))]
             looks += [self.heat(depth, layer, *one, note) for one in (shown if len(maps) > 1 else shown[:1])]
         return looks
-
-    def _see(self, name: str, rows: Rows, module: nn.Module) -> None:
-        found = self._place(name, rows, module)
-        if isinstance(found, str):
-            self.skipped[name] = found
-        else:
-            self.found.append((name, found[0].float().cpu(), found[1]))
 
     def _place(self, name: str, rows: Rows, module: Any) -> tuple[Tensor, str] | str:
         """Maps (heads, h, w) and how to read them, or why there are none."""
@@ -170,3 +171,67 @@ def _spread_over(rows: Rows, inside: Tensor, heads: int) -> Tensor | None:
         return inside.repeat_interleave(heads, 0)
     axis = max((i for i in range(len(lead)) if i != rows.head_axis), key=lambda i: lead[i])
     return inside.view(*(n if i == axis else 1 for i, n in enumerate(lead)), N).expand(*lead, N)
+
+
+class LocalAttentionLooks(Collector):
+    """Of every C-MHSA: how much attention the value of each cell gets, and how concentrated each window's weights are.
+
+    Windows of 3x3 cells lie at every second cell and are summed: a cell belongs to one, two or four of them, and gets
+    as much attention on average. Of the G-MHSA beside it: how much attention each cell gets, at the same depth.
+    """
+
+    kind = "c-mhsa"
+    # A folded mixer calls its attentions by their parts, past their hooks.
+    layers = (CMHSA, GMHSA, FoldedInteraction)
+
+    @classmethod
+    def suits(cls, model: nn.Module) -> bool:
+        return bool(modules_of(model, CMHSA))
+
+    def given(self, module: Any, x: Tensor, spare: int = 0) -> Any:
+        return tuple(x.shape[1:3])
+
+    def looks(self) -> list[Look]:
+        found: list[Look] = []
+        depth = -1
+        for call in self.calls:
+            windows = call.weights(6)
+            depth += bool(windows)
+            folded = call.module if isinstance(call.module, FoldedInteraction) else None
+            if windows:
+                patch, layer = (folded.local.patch, ".local.attn") if folded is not None else (1, "")
+                found += self._local(depth, (call.layer + layer).lstrip("."), windows[0], _coarse(call, patch))
+            for rows in (rows for rows in call.rows if len(rows.shape) == 4):
+                patch, layer = (folded.global_.patch, ".global_.attn") if folded is not None else (1, "")
+                path, values = (call.layer + layer).lstrip("."), rows.received()[0].mean(0)
+                note = "attention that each coarse cell gets from all cells, mean over heads; all cells add up to 1"
+                values = values.view(_coarse(call, patch))
+                found.append(self.heat(max(depth, 0), path, "G-MHSA, received", values, note))
+        return found
+
+    def _local(self, depth: int, layer: str, softmax: Tensor, cells: tuple[int, int]) -> list[Look]:
+        """softmax: (heads, 1, rows, columns, 9, 9), outputs before values."""
+        weights = softmax[:, 0].float()
+        received = _spread(weights.sum(-2).mean(0), cells)
+        windows = _spread(torch.ones_like(weights[0, :, :, 0]), cells)
+        entropy = torch.special.entr(weights).sum(-1).mean((0, -1))  # rows columns
+        concentration = (1 - entropy / math.log(9)).clamp(min=0)
+        gets = "attention that each cell's value gets from all windows, mean over heads"
+        over = "the same over what uniform weights give it, mean over heads: 1 is uniform"
+        sure = "of each window's weights, mean over heads and its nine outputs: 0 is uniform, 1 picks one value each"
+        return [
+            self.heat(depth, layer, "C-MHSA, received", received, gets),
+            self.heat(depth, layer, "C-MHSA, received, over uniform", received / windows, over),
+            self.heat(depth, layer, "C-MHSA, concentration", concentration, sure),
+        ]
+
+
+def _spread(windows: Tensor, cells: tuple[int, int]) -> Tensor:
+    """Windows of nine at every second cell, overlaps summed. (rows, columns, 9) -> (h, w)"""
+    parts = windows.unflatten(-1, (3, 3)).transpose(1, 2)  # rows 3 columns 3
+    whole = overlap_add(overlap_add(parts, 0), 1)  # the first cell of the first window lies beyond the border
+    return whole[1 : cells[0] + 1, 1 : cells[1] + 1]
+
+
+def _coarse(call: LayerCall, patch: int) -> tuple[int, int]:
+    return -(-call.given[0] // patch), -(-call.given[1] // patch)

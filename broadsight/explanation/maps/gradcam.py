@@ -19,10 +19,7 @@ _found: WeakKeyDictionary[nn.Module, dict[tuple, list[Place]]] = WeakKeyDictiona
 
 
 def gradcam_looks(model: nn.Module, image: Tensor, target: int | None = None, layer: str | None = None) -> list[Look]:
-    """Grad-CAM of one class on each of the model's feature maps, the last of which is the usual one; in one pass.
-
-    Maps that the answer does not depend on are left out, such as the patches that leave the last block of a ViT which
-    answers by its class token.
+    """Grad-CAM of one class on each of the model's feature maps that it depends on, the last being the usual one.
 
     Args:
         model: Normalised images (B, C, H, W) -> logits (B, classes); it may be frozen, compiled or in train mode.

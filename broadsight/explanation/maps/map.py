@@ -40,9 +40,7 @@ class LayerCall:
     layer: str  # its path
     module: Any
     given: Any  # what `Collector.given` kept of its arguments
-    rows: list[Rows] = field(
-        default_factory=list
-    )  # of its attentions, in order; they stay as they are without gradients
+    rows: list[Rows] = field(default_factory=list)  # of its attentions, in order
 
     def weights(self, axes: int, axis: int = -1) -> list[Tensor]:
         """Weights with that number of axes, of soft-maxes over that axis from the end; it is the last of the result."""
@@ -50,10 +48,9 @@ class LayerCall:
 
 
 class Collector:
-    """Collects the looks of one kind while one image (1, C, H, W) passes a model, and changes nothing.
+    """Collects the looks of one kind from calls of some layers while one image (1, C, H, W) passes a model.
 
-    A context manager: hooks are on the model inside the `with`, and gone after it, however that ends. It keeps calls
-    of some layers and their attentions, in order of execution. `looks` is valid after the pass.
+    A context manager: hooks are on the model inside the `with` alone. `looks` is valid after the pass.
     """
 
     kind: str
@@ -76,7 +73,6 @@ class Collector:
 
     def given(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """What to keep of a call's arguments."""
-        return None
 
     def __enter__(self) -> "Collector":
         self.calls.clear()

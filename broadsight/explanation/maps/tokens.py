@@ -1,13 +1,16 @@
-"""What tokens look at: those of attention pooling (MAP), super tokens (STViT), and abstract tokens of windows (MAT)."""
+"""What tokens look at (MAP), what they hold (STViT, MAT), and which of them are foreground (PartialFormer)."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...inspection.layout import layouts_of
-from ...layers import AbstractTokenAttention, GroupClassAttention, MultiTokenPool, SuperTokenAttention
+from ...inspection.watch import hooked
+from ...layers import AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention, SuperTokenAttention
 from ...layers.any_size import join_cells, split_cells
+from ...layers.partial_attention import select_foreground
 from .map import Collector, LayerCall, Look, modules_of
 
 # Of the four attentions in a layer with abstract tokens, in order: pixels in their window, the abstract token in its
@@ -19,10 +22,8 @@ OVER_HEADS = "mean over heads; all windows add up to 1"
 class PoolLooks(Collector):
     """Of every layer of a multi-token pool: each asking token's attention over the places of the merged map.
 
-    The weights are those of the soft-max, the mean over its heads: before heads are mixed a second time, where they
-    are. A token asks its group's own tokens too; what those get is missing in the map, and stands in the note. In the
-    last layer, only the tokens ask whose answer is wanted: in inference all but the averaged one, or in a light pool
-    that one alone. Plain class attention and grouped pooling without averaged token ("cap", "ga") are such pools too.
+    Means over heads of the soft-max, before a second mixing of heads. What a token pays to its group's own tokens is
+    in the note. In the last layer only those ask whose answer is wanted. "cap" and "ga" are such pools too.
     """
 
     kind = "map-tokens"
@@ -74,9 +75,8 @@ class PoolLooks(Collector):
 class SuperTokenLooks(Collector):
     """Of every super-token attention with cells of several pixels: the super token that has most of each pixel.
 
-    A pixel is shared among the 3 x 3 super tokens around its cell. The shares are those of the run, after the last
-    iteration. Super tokens are numbered by row and column of the cells that seed them. Those that the layer imagines
-    beyond the border take shares too, but are no super tokens: nothing belongs to them.
+    A pixel is shared among the 3 x 3 super tokens around its cell, numbered row by row; the shares are those after the
+    last iteration. Nothing belongs to those that the layer imagines beyond the border.
     """
 
     kind = "super-tokens"
@@ -99,10 +99,8 @@ class SuperTokenLooks(Collector):
         labels = _joined(numbers.gather(1, which), cell, size).cpu()
         most = f"the super token, of {p} x {q} super tokens, that holds the largest share of each pixel"
         part = f"how much of each pixel that one of {p} x {q} super tokens holds: 1 is all, 1/9 is no preference"
-        return [
-            Look(self.kind, "association", call.layer, depth, "labels", labels, most),
-            self.heat(depth, call.layer, "largest share", _joined(largest, cell, size), part),
-        ]
+        association = Look(self.kind, "association", call.layer, depth, "labels", labels, most)
+        return [association, self.heat(depth, call.layer, "largest share", _joined(largest, cell, size), part)]
 
 
 class _Windows(Collector):
@@ -176,3 +174,49 @@ def _joined(x: Tensor, cell: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Pixels by cell (p*q, P), the cells row by row -> (H, W), without the padding."""
     grid = (-(-n // side) for n, side in zip(size, cell, strict=True))
     return join_cells(x.reshape(1, *grid, *cell, 1))[0, : size[0], : size[1], 0].contiguous()
+
+
+class ForegroundLooks(Collector):
+    """Of every partial attention: the foreground it chose, the choices up to there, and its query of the background."""
+
+    kind = "foreground"
+    layers = (PartialAttention,)
+
+    def __init__(self, model: nn.Module, image_size: tuple[int, int]):
+        super().__init__(model, image_size)
+        # Tokens come as a row; the block around them gets the map that they are of.
+        self.blocks = [m for m in model.modules() if any(isinstance(x, PartialAttention) for x in m.children())]
+        self.grid: tuple[int, int] | None = None
+
+    def __enter__(self) -> Collector:
+        def enters(module: nn.Module, inputs: tuple, _: dict) -> None:
+            x = inputs[0] if inputs else None
+            self.grid = (x.shape[1], x.shape[2]) if isinstance(x, Tensor) and x.ndim == 4 else None
+
+        self._opened.enter_context(hooked(self.blocks, before=enters))
+        return super().__enter__()
+
+    def given(self, module: Any, x: Tensor, scores: Tensor) -> Any:
+        tokens = x.shape[1]
+        grid = self.grid if self.grid and self.grid[0] * self.grid[1] == tokens else None
+        return scores.detach(), grid or layouts_of((1, tokens, 1), self.image_size, prefixes=[0], nearest=True)[0].grid
+
+    def looks(self) -> list[Look]:
+        masks = []
+        for call in self.calls:
+            scores, grid = call.given
+            index = select_foreground(scores, call.module.foreground_count(scores.shape[1])).cpu()
+            masks.append(torch.zeros(scores.shape[1], dtype=torch.bool).index_fill(0, index, True).view(grid))
+        finest = max((mask.shape for mask in masks), key=lambda shape: shape[0] * shape[1], default=None)
+        found, times = [], torch.zeros(finest or (1, 1))
+        for depth, (call, mask) in enumerate(zip(self.calls, masks, strict=True)):
+            part = f"{int(mask.sum())} of {mask.numel()} places are foreground and attend to each other"
+            found.append(Look(self.kind, "foreground", call.layer, depth, "mask", mask, part))
+            times = times + F.interpolate(mask[None, None].float(), list(times.shape), mode="nearest")[0, 0]
+            often = f"in which share of the {depth + 1} layers so far each place was foreground"
+            found.append(self.heat(depth, call.layer, f"history up to layer {depth + 1}", times / (depth + 1), often))
+            if background := call.weights(3):
+                weights = background[-1][0].mean(0).view(mask.shape)
+                seen = "attention of the one query over the background, mean over heads; the foreground gets none"
+                found.append(self.heat(depth, call.layer, "background query", weights, seen))
+        return found

@@ -1,5 +1,6 @@
 """Attention over the image: a spot that everyone attends to has to be found at its place, however tokens are cut."""
 
+import math
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from timm.models.twins import LocallyGroupedAttn
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.explanation.maps.attention import AttentionLooks
+from broadsight.explanation.maps.attention import AttentionLooks, LocalAttentionLooks
 from broadsight.explanation.maps.map import Look
-from broadsight.layers import AbstractTokenAttention, SuperTokenAttention
+from broadsight.layers import CMHSA, GMHSA, AbstractTokenAttention, SuperTokenAttention
+from broadsight.surgery.fusion import fuse
 from tests.compare import randomize
 from tests.explanation.maps.collected import looks_of
 from tests.inspection.timm_models import created, images
@@ -27,13 +29,7 @@ def at_the_spot(x: Tensor) -> Tensor:
 
 
 class Spot(nn.Module):
-    """A block, given a map (1, H, W, C) of zeros with a one.
-
-    Args:
-        block: What attends.
-        place: Of the one.
-        call: How the block is called with the map.
-    """
+    """A block that attends, called with a map (1, H, W, C) of zeros with a one at a place."""
 
     def __init__(self, block: nn.Module, place: tuple[int, int], call=lambda block, x: block(x)):
         super().__init__()
@@ -95,9 +91,8 @@ def test_windows__are_joined_at_their_places(name, place):
     for look in found:
         about = look.kind, look.form, look.values.shape, look.values.dtype
         assert about == ("attention", "heat", size, torch.float32)
-        assert divmod(int(look.values.argmax()), size[1]) == place and look.note.endswith(
-            "those of its window; bright is much"
-        )
+        assert divmod(int(look.values.argmax()), size[1]) == place
+        assert look.note.endswith("those of its window; bright is much")
         if "shifted" not in name:  # there, not all of a window may attend to each other
             assert look.values[place].item() == pytest.approx(1, abs=1e-3)
         # Elsewhere, somebody else's window or nothing is left: the spot is the only one.
@@ -122,22 +117,15 @@ def vit(prefix: dict, size: tuple[int, int]) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize(
-    ("prefix", "words"),
-    [
-        (dict(class_token=True, global_pool="token"), "attention of the class token"),
-        (dict(class_token=True, reg_tokens=3, global_pool="token"), "attention of the class token"),
-        (dict(class_token=False, reg_tokens=4, global_pool="avg"), "receives, on average over all"),
-        (dict(class_token=False, global_pool="avg"), "receives, on average over all"),
-    ],
-    ids=["class", "class and registers", "registers", "patches"],
-)
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("registers", [0, 4])
 @pytest.mark.parametrize("place", [(0, 0), (2, 5), (4, 6), (3, 0)])
 @pytest.mark.parametrize("fused", [True, False])
 @torch.no_grad()
-def test_vit__looks_at_the_bright_patch(prefix, words, place, fused):
+def test_vit__looks_at_the_bright_patch(class_token, registers, place, fused):
+    pooling, words = ("token", "attention of the class token") if class_token else ("avg", "receives, on average over")
     size, image = (20, 28), torch.zeros(1, 3, 20, 28)
-    model = vit(prefix, size)
+    model = vit(dict(class_token=class_token, reg_tokens=registers, global_pool=pooling), size)
     for block in model.blocks:
         block.attn.fused_attn = fused
     image[..., 4 * place[0] : 4 * place[0] + 4, 4 * place[1] : 4 * place[1] + 4] = 1
@@ -146,9 +134,8 @@ def test_vit__looks_at_the_bright_patch(prefix, words, place, fused):
     with collector:
         assert torch.equal(model(image), expected)
     found = collector.looks()
-    assert [(look.depth, look.layer, look.title) for look in found] == [
-        (i, f"blocks.{i}.attn", title) for i in range(2) for title in ("head mean", "head 1", "head 2")
-    ]
+    titles = [(i, f"blocks.{i}.attn", title) for i in range(2) for title in ("head mean", "head 1", "head 2")]
+    assert [(look.depth, look.layer, look.title) for look in found] == titles
     for look in found:
         assert look.values.shape == (5, 7) and words in look.note
         assert divmod(int(look.values.argmax()), 7) == place and look.values[place].item() > 0.99
@@ -188,19 +175,16 @@ def test_cells__that_reach_beyond_the_map_are_cut_off():
     assert (mean.values[4:, 8:] == mean.values[5, 9]).all() and (mean.values[:4, :4] == mean.values[0, 0]).all()
 
 
-def skipped(model: nn.Module, size: tuple[int, int]) -> tuple[int, set[str]]:
-    collector = AttentionLooks(model.eval(), size)
-    with torch.no_grad(), collector:
-        model(torch.randn(1, 3, *size))
-    return len(collector.looks()), set(collector.skipped.values())
-
-
 def test_skipped__where_places_are_unknown():
     xcit = timm.models.Xcit(img_size=64, embed_dim=32, depth=1, num_heads=2, cls_attn_layers=1)
-    assert skipped(xcit, (64, 64)) == (3, {"it attends to channels, which are everywhere"})
     hiera = timm.create_model("hiera_tiny_224", img_size=64, stages=(1, 1, 1, 1))
     assert not AttentionLooks.suits(hiera)
-    assert skipped(hiera, (64, 64)) == (0, {"its tokens are not in the order of their places"})
+    ordered = "its tokens are not in the order of their places"
+    for model, count, words in ((xcit, 3, "it attends to channels, which are everywhere"), (hiera, 0, ordered)):
+        collector = AttentionLooks(model.eval(), (64, 64))
+        with torch.no_grad(), collector:
+            model(torch.randn(1, 3, 64, 64))
+        assert (len(collector.looks()), set(collector.skipped.values())) == (count, {words})
 
 
 ALL = {(24, 16), (12, 8), (6, 4), (3, 2)}
@@ -230,3 +214,74 @@ def test_suits__transformers_and_not_a_pool_on_a_cnn_and_an_error_leaves_no_hook
     with pytest.raises(ZeroDivisionError), AttentionLooks(model, (160, 160)):
         raise ZeroDivisionError
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("size", [(5, 4), (1, 3), (4, 6)])
+def test_local__agree_with_windows_one_by_one(size):
+    torch.manual_seed(0)
+    layer = randomize(CMHSA(64).double())
+    x = torch.randn(1, *size, 64, dtype=torch.float64)
+    found = {look.title.removeprefix("C-MHSA, "): look.values for look in looks_of(LocalAttentionLooks, layer, x)}
+    padded = torch.zeros(size[0] + 3, size[1] + 3, 64, dtype=torch.float64)
+    padded[1 : size[0] + 1, 1 : size[1] + 1] = x[0]
+    mass, windows = torch.zeros(size), torch.zeros(size)
+    for row in range(-(-size[0] // 2)):
+        for column in range(-(-size[1] // 2)):
+            around = padded[2 * row : 2 * row + 3, 2 * column : 2 * column + 3]  # of the centre (2*row, 2*column)
+            centre = torch.einsum("yxc,cyx->c", around, layer.dw.weight[:, 0])
+            weights = (layer.mix.weight @ centre).view(2, 9, 9).softmax(-1)  # heads outputs values
+            entropy = -(weights * weights.log()).sum(-1).mean().item()
+            assert found["concentration"][row, column].item() == pytest.approx(1 - entropy / math.log(9), abs=1e-6)
+            for place in range(9):
+                y, z = 2 * row - 1 + place // 3, 2 * column - 1 + place % 3
+                if 0 <= y < size[0] and 0 <= z < size[1]:
+                    mass[y, z] += weights[:, :, place].sum(1).mean().item()
+                    windows[y, z] += 1
+    torch.testing.assert_close(found["received"], mass)
+    torch.testing.assert_close(found["received, over uniform"], mass / windows)
+
+
+def test_local__uniform_by_hand():
+    layer = CMHSA(32)
+    nn.init.zeros_(layer.mix.weight)
+    received, over, concentration = looks_of(LocalAttentionLooks, layer, torch.randn(1, 4, 3, 32))
+    one_two_four = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1], [1, 2, 1]])  # no window begins at the last row
+    torch.testing.assert_close(received.values, one_two_four)
+    torch.testing.assert_close(over.values, torch.ones(4, 3))
+    torch.testing.assert_close(concentration.values, torch.zeros(2, 2), atol=1e-6, rtol=0)
+
+
+def test_local__of_all_cells():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.near, self.far = CMHSA(32), randomize(GMHSA(64).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.near(x[..., :32].float())
+            return self.far(x)
+
+    torch.manual_seed(0)
+    model, x = Pair(), torch.randn(1, 3, 4, 64, dtype=torch.float64)
+    found = looks_of(LocalAttentionLooks, model, x)
+    assert [(look.layer, look.depth) for look in found] == [("near", 0)] * 3 + [("far", 0)]
+    qk = (x.view(12, 64) @ model.far.qkv.weight.T)[:, :128].view(12, 2, 2, 32)
+    weights = [(qk[:, 0, head] @ qk[:, 1, head].T / math.sqrt(32)).softmax(1) for head in range(2)]
+    torch.testing.assert_close(found[-1].values, torch.stack(weights).mean((0, 1)).view(3, 4).float())
+
+
+def test_local__of_a_model_and_its_folded_form():
+    torch.manual_seed(0)
+    model = shallow("emsnet_xxtiny").eval()
+    x = torch.randn(1, 3, 72, 100)
+    found, folded = looks_of(LocalAttentionLooks, model, x), looks_of(LocalAttentionLooks, fuse(model), x)
+    assert LocalAttentionLooks.suits(fuse(model)) and not LocalAttentionLooks.suits(GMHSA(32))
+    assert [look.depth for look in found] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert [tuple(look.values.shape) for look in found[:4]] == [(5, 7), (5, 7), (3, 4), (3, 5)]
+    for look, other in zip(found, folded, strict=True):
+        torch.testing.assert_close(look.values, other.values, rtol=1e-3, atol=1e-5)
+        assert (look.title, look.depth) == (other.title, other.depth)
+    assert found[3].layer == "stages.0.blocks.0.mixer.dynamic.global_.attn"
+    assert folded[3].layer == "stages.0.blocks.0.mixer.global_.attn"
+    without_far = shallow("emsnet_xxtiny", mixer="c_mhsa").eval()
+    assert {look.title.split(",")[0] for look in looks_of(LocalAttentionLooks, without_far, x)} == {"C-MHSA"}

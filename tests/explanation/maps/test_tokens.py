@@ -11,8 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from broadsight.explanation.maps.tokens import AbstractTokenLooks, FusionLooks, PoolLooks, SuperTokenLooks
-from broadsight.layers import AbstractTokenAttention, MultiTokenPool, SuperTokenAttention
+from broadsight.explanation.maps.tokens import (
+    AbstractTokenLooks,
+    ForegroundLooks,
+    FusionLooks,
+    PoolLooks,
+    SuperTokenLooks,
+)
+from broadsight.layers import AbstractTokenAttention, MultiTokenPool, PartialAttention, SuperTokenAttention
 from broadsight.surgery.fusion import fuse
 from broadsight.surgery.pooling import swap_pool
 from tests.compare import randomize
@@ -85,8 +91,7 @@ def test_pool__every_layer_asks_and_folded_pools_look_alike():
     pool = randomize(MultiTokenPool((12, 7), 5, **(USUAL | dict(layers=2, level=0)))).eval()
     maps = [torch.randn(1, 12, 4, 6), torch.randn(1, 7, 2, 3)]
     found = pool_looks(pool, maps)
-    assert [look.layer for look in found] == ["blocks.0"] * 9 + ["blocks.1"] * 7
-    assert [look.depth for look in found] == [0] * 9 + [1] * 7
+    assert [(look.layer, look.depth) for look in found] == [("blocks.0", 0)] * 9 + [("blocks.1", 1)] * 7
     assert sum("averaged token" in look.title for look in found if look.depth == 0) == 2
     assert {tuple(look.values.shape) for look in found} == {(2, 3)}
     for look, other in zip(found, pool_looks(fuse(pool), maps), strict=True):
@@ -113,9 +118,8 @@ def shares(x: Tensor, cell: tuple[int, int], iterations: int) -> dict[tuple[int,
     pixels = torch.zeros(C, p * h, q * w, dtype=x.dtype)
     pixels[:, :H, :W] = x
     places = [(y, z) for y in range(p * h) for z in range(q * w)]
-    tokens = {
-        (i, j): pixels[:, i * h : (i + 1) * h, j * w : (j + 1) * w].mean((1, 2)) for i in range(p) for j in range(q)
-    }
+    cells = itertools.product(range(p), range(q))
+    tokens = {(i, j): pixels[:, i * h : (i + 1) * h, j * w : (j + 1) * w].mean((1, 2)) for i, j in cells}
     found = {}
     for _ in range(iterations):
         for y, z in places:
@@ -123,31 +127,26 @@ def shares(x: Tensor, cell: tuple[int, int], iterations: int) -> dict[tuple[int,
             logits = [float(pixels[:, y, z] @ tokens[at]) * C**-0.5 if at in tokens else 0.0 for at in around]
             total = sum(map(math.exp, logits))
             found[y, z] = {at: math.exp(n) / total for at, n in zip(around, logits, strict=True) if at in tokens}
-        tokens = {
-            at: sum(found[place].get(at, 0.0) * pixels[:, place[0], place[1]] for place in places)
-            / sum(found[place].get(at, 0.0) for place in places)
-            for at in tokens
-        }
+        for at in tokens:
+            held = {place: found[place].get(at, 0.0) for place in places}
+            tokens[at] = sum(share * pixels[:, y, z] for (y, z), share in held.items()) / sum(held.values())
     return found
 
 
 STRAYED = math.exp(25) / (math.exp(25) + math.exp(-12.5) + 7)  # seven of the nine lie beyond the border
 
 
-@pytest.mark.parametrize(
-    ("x", "labels", "held"),
-    [
+def test_super_tokens__by_hand():
+    for x, labels, held in (
         # super tokens 2.5 and -5
         ([[5.0, 5.0, -5.0, -5.0], [5.0, -5.0, -5.0, -5.0]], [[0, 0, 1, 1], [0, 1, 1, 1]], STRAYED),
         # one super token: 2; nothing belongs to those beyond the border
         ([[3.0, 3.0], [3.0, -1.0]], [[0, 0], [0, 0]], math.exp(-2) / (math.exp(-2) + 8)),
-    ],
-)
-def test_super_tokens__by_hand(x, labels, held):
-    association, share = looks_of(SuperTokenLooks, SuperTokenAttention(1, 2, 1), torch.tensor([[x]]))
-    assert association.values.tolist() == labels and share.values[1, 1].item() == pytest.approx(held, rel=1e-6)
-    assert (association.form, share.form) == ("labels", "heat")
-    assert (association.kind, association.layer, association.depth) == ("super-tokens", "", 0)
+    ):
+        association, share = looks_of(SuperTokenLooks, SuperTokenAttention(1, 2, 1), torch.tensor([[x]]))
+        assert association.values.tolist() == labels and share.values[1, 1].item() == pytest.approx(held, rel=1e-6)
+        assert (association.form, share.form) == ("labels", "heat")
+        assert (association.kind, association.layer, association.depth) == ("super-tokens", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +174,8 @@ def test_super_tokens__shares_of_a_half_precision_run_and_layers_with_cells_alon
     model = shallow("stvit_small").eval()
     assert SuperTokenLooks.suits(model) and not SuperTokenLooks.suits(nn.Conv2d(3, 3, 1))
     found = looks_of(SuperTokenLooks, model.bfloat16(), torch.randn(1, 3, 40, 72).bfloat16())
-    assert [look.layer for look in found] == ["stages.0.blocks.0.attn"] * 2 + ["stages.1.blocks.0.attn"] * 2
-    assert [look.depth for look in found] == [0, 0, 1, 1]
+    found_at = [(look.layer, look.depth) for look in found]
+    assert found_at == [("stages.0.blocks.0.attn", 0)] * 2 + [("stages.1.blocks.0.attn", 1)] * 2
     assert {look.values.dtype for look in found} == {torch.int64, torch.float32}
 
 
@@ -228,7 +227,7 @@ def test_abstract_tokens__agree_with_windows_one_at_a_time(switches, size):
     assert all(look.values.shape == size for look in (*tokens.values(), *fusion.values()))
 
 
-def test_abstract_tokens__by_hand():
+def test_abstract_tokens__by_hand_and_a_few_rows_at_a_time(monkeypatch):
     layer = AbstractTokenAttention(1, 1, 2)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -240,12 +239,9 @@ def test_abstract_tokens__by_hand():
     expected = torch.tensor([[1 / 8, 3 / 8, 1 / 5], [2 / 8, 2 / 8, 4 / 5], [5 / 10, 5 / 10, 1.0]])
     torch.testing.assert_close(tokens["in its window"].values, expected)
     torch.testing.assert_close(fusion["received"].values, torch.full((3, 3), 0.25))
-
-
-def test_abstract_tokens__a_few_rows_at_a_time_are_the_same(monkeypatch):
+    # a few rows at a time are the same
     torch.manual_seed(0)
-    layer = randomize(AbstractTokenAttention(8, 4, 3))
-    x = torch.randn(1, 7, 8, 8)
+    layer, x = randomize(AbstractTokenAttention(8, 4, 3)), torch.randn(1, 7, 8, 8)
     whole = window_looks(layer, x)
     monkeypatch.setattr("broadsight.inspection.attention_rows.WEIGHTS_BYTES", 1)
     for one, other in zip(whole, window_looks(layer, x), strict=True):
@@ -262,3 +258,78 @@ def test_abstract_tokens__only_layers_with_abstract_tokens():
     assert [look.depth for look in found] == [0, 0, 0, 1, 1, 1]
     assert {look.layer for look in found} == {"stages.2.blocks.0.attn", "stages.3.blocks.0.attn"}
     assert found[0].values.shape == (6, 4)
+
+
+class Block(nn.Module):
+    """Partial attention with given scores at several depths. (B, H, W, C) -> (B, H, W, C)"""
+
+    def __init__(self, attn: PartialAttention, scores: Tensor):
+        super().__init__()
+        self.attn, self.scores = attn, scores
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x.flatten(1, 2), self.scores.flatten(1)).view(x.shape)
+
+
+def test_foreground__of_scores_set_by_hand():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            fine = torch.tensor([[[9.0, 0.0, 7.0, 0.0], [0.0, 7.0, 0.0, 7.0]]])  # of equals, the first in the raster
+            self.first = Block(PartialAttention(4, 2, (3, 8)), fine)
+            self.second = Block(PartialAttention(4, 2, (1, 0)), torch.tensor([[[0.0, 1.0]]]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(F.avg_pool2d(self.first(x).permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1))
+
+    found = looks_of(ForegroundLooks, Model(), torch.randn(1, 2, 4, 4))
+    titles = [look.title for look in found if look.depth == 1]
+    assert titles == ["foreground", "history up to layer 2", "background query"]
+    by = {(look.title, look.depth): look for look in found}
+    assert by["foreground", 0].values.tolist() == [[True, False, True, False], [False, True, False, False]]
+    assert by["foreground", 1].values.tolist() == [[False, True]]
+    assert by["history up to layer 1", 0].values.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0]]
+    assert by["history up to layer 2", 1].values.tolist() == [[0.5, 0, 1, 0.5], [0, 0.5, 0.5, 0.5]]
+    assert by["background query", 1].values.tolist() == [[1.0, 0.0]]  # there is but one
+    assert [by["foreground", i].layer for i in (0, 1)] == ["first.attn", "second.attn"]
+    assert by["foreground", 0].form == "mask" and by["foreground", 0].note.startswith("3 of 8 places")
+
+
+def test_foreground__background_query_agrees_with_the_equations():
+    torch.manual_seed(0)
+    attn = randomize(PartialAttention(6, 2, (2, 6), head_expansion=2).double())
+    scores = torch.randn(1, 2, 3, dtype=torch.float64)
+    x = torch.randn(1, 2, 3, 6, dtype=torch.float64)
+    (look,) = [look for look in looks_of(ForegroundLooks, Block(attn, scores), x) if look.title == "background query"]
+    rows = x[0].view(6, 6)
+    order = scores.flatten().argsort(descending=True)
+    queried = torch.cat([attn.token[0], rows[order[:2]]])  # abstract token and foreground
+    bias = torch.cat([attn.q_bias, torch.zeros(6, dtype=torch.float64), attn.v_bias])
+    q, k, v = (part.unflatten(-1, (2, 3)) for part in F.linear(queried, attn.qkv.weight, bias).chunk(3, -1))
+    maps = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(3)
+    maps = torch.einsum("eh,hqk->eqk", attn.head_up, maps).softmax(-1)
+    maps = torch.einsum("he,eqk->hqk", attn.head_down, maps)
+    query = attn.proj(torch.einsum("hqk,khd->qhd", maps, v).reshape(3, 6))[0].view(2, 3)
+    keys = F.linear(rows[order[2:]], attn.qkv.weight[6:12]).unflatten(-1, (2, 3))
+    expected = torch.zeros(6, dtype=torch.float64)
+    expected[order[2:]] = (torch.einsum("hd,khd->hk", query, keys) / math.sqrt(3)).softmax(-1).mean(0)
+    torch.testing.assert_close(look.values, expected.view(2, 3).float())
+    # all foreground, and no map around
+    attn = PartialAttention(4, 2, (1, 1), background_required=False)
+    found = looks_of(ForegroundLooks, attn, torch.randn(1, 12, 4), torch.randn(1, 12), size=(30, 42))
+    assert [look.title for look in found] == ["foreground", "history up to layer 1"]
+    assert found[0].values.shape == (3, 4) and bool(found[0].values.all())
+
+
+def test_foreground__of_a_model_of_odd_size():
+    model = shallow("partialformer_b0").eval()
+    assert ForegroundLooks.suits(model) and not ForegroundLooks.suits(nn.Conv2d(3, 3, 1))
+    found = looks_of(ForegroundLooks, model, torch.randn(1, 3, 52, 76))
+    masks = [look.values for look in found if look.form == "mask"]
+    assert [tuple(mask.shape) for mask in masks] == [(13, 19), (7, 10), (4, 5), (2, 3)]
+    counts = [model.stages[i].blocks[0].attn.foreground_count(mask.numel()) for i, mask in enumerate(masks)]
+    assert [int(mask.sum()) for mask in masks] == counts
+    for mask, look in zip(masks, (look for look in found if look.title == "background query"), strict=True):
+        assert not look.values[mask].any() and abs(look.values.sum().item() - 1) < 1e-5
+    (last,) = [look for look in found if look.title == "history up to layer 4"]
+    assert last.values.shape == (13, 19) and last.values.max() <= 1

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from broadsight.app.samples import sample
+from broadsight.app.uploads import sample
 from broadsight.cli.main import main
 from broadsight.data.decoding import decode
 from broadsight.data.sources.unlabelled import find_images
