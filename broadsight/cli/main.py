@@ -31,8 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         code = _run([argument for argument in given if argument != "--debug"], shlex.join(["broadsight", *given]))
         sys.stdout.flush()  # here, so that a reader who has left is noticed before the interpreter shuts down
         return code
-    except BrokenPipeError:
-        # Whoever read us has seen enough. What is still buffered must go somewhere at shutdown.
+    except BrokenPipeError:  # whoever read us has seen enough; what is still buffered must go somewhere at shutdown
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:

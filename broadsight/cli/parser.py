@@ -29,8 +29,7 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         name = values if isinstance(values, str) else ""
         kind = None if name.startswith("/dev/fd/") else odd_kind(name)  # the shell opens those, as <(command)
-        if os.path.isdir(name):
-            kind = "a folder"
+        kind = "a folder" if os.path.isdir(name) else kind
         if kind is not None:  # a pipe or a device might never end
             parser.error(f"--config {name} is {kind}, not a file; expected a YAML file")
         if "\0" in name:
@@ -78,12 +77,10 @@ def request_of(command: Command) -> type[Options]:
 def _add(parser: Parser, setting: Setting) -> None:
     how = setting.how
     options: dict[str, Any] = {"help": how.help, "type": _Reader(setting)}
-    if how.metavar:
-        options["metavar"] = how.metavar
+    options |= {"metavar": how.metavar} if how.metavar else {}
     if not setting.required:
-        options["default"] = None if setting.pairs else setting.default
-        if setting.plural:
-            options["default"] = ",".join(map(str, setting.default)) or None
+        plain = None if setting.pairs else setting.default
+        options["default"] = (",".join(map(str, plain)) or None) if setting.plural else plain
     if how.positional:  # what is missing is noticed later; a default would override what a --config file says
         options |= {"nargs": "*" if setting.plural else "?", "default": SUPPRESS}
         if setting.plural:
@@ -143,8 +140,8 @@ def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, t
     parser = Parser(prog=f"broadsight {name}", description=description(kind), allow_abbrev=False)
     parser.settings = settings
     if configured:
-        about = "YAML file with these options; --print_config shows one"
-        parser.add_argument("--config", action=ConfigFile, help=about)
+        words = "YAML file with these options; --print_config shows one"
+        parser.add_argument("--config", action=ConfigFile, help=words)
     for setting in settings.values():
         _add(parser, setting)
     try:

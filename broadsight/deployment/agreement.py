@@ -57,10 +57,8 @@ def compare(
         images += len(batch)
         for name in names:
             if found[name].shape != expected[name].shape:
-                raise RuntimeError(
-                    f"{description.title} gives {name} of shape {found[name].shape} in its runtime, "
-                    f"{expected[name].shape} in torch"
-                )
+                shapes = f"{found[name].shape} in its runtime, {expected[name].shape} in torch"
+                raise RuntimeError(f"{description.title} gives {name} of shape {shapes}")
         differences.append(_largest([found[name].astype(np.float64) - expected[name] for name in names]))
         scales.append(_largest([expected[name] for name in names]))
         if description.task == "classify":
@@ -72,11 +70,7 @@ def compare(
 
 
 def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
-    """How far a model, in eval mode on the CPU, is in single precision from itself in double precision.
-
-    The largest difference of an output over its largest absolute value; the largest of all outputs. Batches are
-    (B, C, H, W) in float32.
-    """
+    """How far a model in eval mode on the CPU is in single precision from itself in double precision, as `relative`."""
     exact = deepcopy(model).double()
     differences, scales = [], []
     for batch in batches:

@@ -20,12 +20,12 @@ LEAST_SIDE, MOST_SIDE = 64, 4096  # pixels, likewise of sizes
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
 
-    `capture` makes a program of it, with batch and image size left open if asked; plain torch.export cannot prove all
-    conditions on open sizes. Its outputs are equal up to rounding; the given model does not change.
+    `capture` makes a program of it; plain torch.export cannot prove all conditions on open sizes. Its outputs are equal
+    up to rounding; the given model does not change.
 
     Args:
-        size: (height, width) of images if they all have the same. Positions that a model would resample for every
-            image are then resampled here, once; few runtimes know how.
+        size: (height, width) of images if all have the same; positions that a model would resample for every image are
+            then resampled here, once.
     """
     try:
         made = fuse(model)
@@ -39,11 +39,10 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
             part.fused_attn = False
         if size is not None and getattr(part, "dynamic_img_size", False) is True and hasattr(part, "set_input_size"):
             embed: Any = getattr(part, "patch_embed", None)
-            if getattr(embed, "dynamic_img_pad", False):  # images are padded to whole patches
-                whole = (-(-side // patch) * patch for side, patch in zip(size, embed.patch_size, strict=True))
-                part.set_input_size(img_size=tuple(whole))
-            else:
-                part.set_input_size(img_size=size)
+            padded = getattr(embed, "dynamic_img_pad", False)  # to whole patches
+            patches = embed.patch_size if padded else (1, 1)
+            whole = (-(-side // patch) * patch for side, patch in zip(size, patches, strict=True))
+            part.set_input_size(img_size=tuple(whole))
     return made
 
 
@@ -111,6 +110,5 @@ def capture(
         asked = [name for name, wanted in (("batch", any_batch), ("size", any_size)) if wanted]
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
-        raise ValueError(
-            f"{type(model).__name__} cannot be captured{' for any ' + ' and '.join(asked) if asked else ''}: {reason}"
-        ) from error
+        free_sides = f" for any {' and '.join(asked)}" if asked else ""
+        raise ValueError(f"{type(model).__name__} cannot be captured{free_sides}: {reason}") from error

@@ -14,19 +14,16 @@ from .session import Description
 
 
 def image_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
-    """PIL image of any size and mode -> (C, H, W) float32, bit by bit what the model saw in Python.
-
-    Stack several for a session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once.
-    """
+    """PIL image of any size and mode -> (C, H, W) float32, bit by bit what the model saw in Python. Stack several for a
+    session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once."""
     _check_task(description)
     channels, said = description.image["channels"], description.preprocessing
     try:
         side, mean, std = said["crop"], tuple(said["mean"]), tuple(said["std"])
         transform = Transforms(side, channels, mean, std, said["interpolation"], said["crop_pct"]).build(training=False)
     except KeyError as error:
-        raise ValueError(
-            f"{description.title} does not say the {error.args[0]!r} of its preprocessing; export it again"
-        ) from None
+        what = f"the {error.args[0]!r} of its preprocessing"
+        raise ValueError(f"{description.title} does not say {what}; export it again") from None
     normalise = Normalise(mean, std)
 
     def prepare(image: Image.Image) -> np.ndarray:
@@ -37,10 +34,8 @@ def image_to_images(description: Description) -> Callable[[Image.Image], np.ndar
 
 
 def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:
-    """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first.
-
-    Each with its name ("class"; without names the number), "index" and "probability" between 0 and 1.
-    """
+    """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first. Each with its
+    name ("class"; without names the number), "index" and "probability" between 0 and 1."""
     _check_task(description)
     names = description.classes
     logits = np.asarray(logits, np.float64)

@@ -20,8 +20,6 @@ WITHOUT_REGIONS = {
     "instances": "no head for masks does without; train semantic_fpn or upernet for classes of pixels",
     "keypoints": "train simple_baseline, which finds keypoints in boxes",
 }
-
-
 Said = dict[str, Any]  # as JSON can hold it
 
 
@@ -45,21 +43,16 @@ def check_exportable(head: str, task: str) -> None:
     """Refuse heads that no runtime takes, before anything is opened: those that look into regions of their choice."""
     known = f"heads that export are {', '.join(HEADS)}"
     if head in WANTS_REGIONS:
-        raise NotExportable(
-            f"{head} looks into regions of its own choice, as many as it finds, which exported graphs cannot; "
-            f"{WITHOUT_REGIONS.get(task, 'train retinanet, fcos, ssdlite or rtdetr')}; {known}"
-        )
+        why = "looks into regions of its own choice, as many as it finds, which exported graphs cannot"
+        instead = WITHOUT_REGIONS.get(task, "train retinanet, fcos, ssdlite or rtdetr")
+        raise NotExportable(f"{head} {why}; {instead}; {known}")
     if head not in HEADS:
         raise NotExportable(f"{head} has no export; {known}")
 
 
 def raw_model(run: DenseModel, *, canvas: tuple[int, int] | None = None) -> RawModel:
-    """The part of a dense model that runtimes execute: without decoding and suppression of boxes, which depend on what
-    was found, as no graph of a fixed shape can.
-
-    Args:
-        canvas: (height, width) that images are fitted into if sizes are not left open, where the model lets one choose.
-    """
+    """The part of a dense model that runtimes execute: without decoding and suppression of boxes, whose shapes depend
+    on what was found. canvas: (height, width) that images are fitted into if sizes are not left open."""
     check_exportable(run.head, run.task)
     model = deepcopy(run.model).cpu().float().eval().requires_grad_(False)
     found = HEADS[run.head](run, model)
@@ -81,25 +74,23 @@ def _dense_anchors(run: DenseModel, model: Any) -> RawModel:
     """RetinaNet and FCOS: images keep their aspect and are padded; anchors are of known strides."""
     generator = model.anchor_generator
     generator.set_cell_anchors(torch.float32, torch.device("cpu"))
-    levels = [
-        {"stride": stride, "step": [stride, stride], "boxes": boxes.tolist()}
-        for stride, boxes in zip(generator.strides, generator.cell_anchors, strict=True)
-    ]
+    each = zip(generator.strides, generator.cell_anchors, strict=True)
+    levels = [{"stride": stride, "step": [stride, stride], "boxes": boxes.tolist()} for stride, boxes in each]
     centered = hasattr(model.head.regression_head, "bbox_ctrness")
     outputs = (*BOXES, *(["bbox_ctrness"] if centered else []))
     decoding = _of_anchors(model, "sigmoid", levels, generator.offset, None if run.head == "fcos" else model.box_coder)
     short, long = model.transform.image_size or (None, None)
-    sides = {"short_side": short, "long_side": long, "rounding": "down"}
-    multiple = {"antialias": False, "multiple": model.transform.size_divisible}
-    return _fitting(model, RawDetector(model, outputs), outputs, sides | multiple, decoding, long)
+    said = dict(short_side=short, long_side=long, rounding="down", antialias=False)
+    said["multiple"] = model.transform.size_divisible
+    return _fitting(model, RawDetector(model, outputs), outputs, said, decoding, long)
 
 
 def _default_boxes(run: DenseModel, model: Any) -> RawModel:
     """SSDLite: every image is resized to one size, and boxes are shares of it."""
     height, width = model.transform.image_size
     levels = []
-    strides = [model.stages.strides[-2] * 2**level for level in range(len(model.anchor_generator._wh_pairs))]
-    for stride, pairs in zip(strides, model.anchor_generator._wh_pairs, strict=True):
+    for level, pairs in enumerate(model.anchor_generator._wh_pairs):
+        stride = model.stages.strides[-2] * 2**level
         grid = -(-height // stride), -(-width // stride)
         sides = pairs.clamp(0, 1).double() * torch.tensor([width, height])
         boxes = torch.cat([-sides / 2, sides / 2], 1).tolist()
@@ -114,23 +105,15 @@ def _of_anchors(model: Any, scores: str, levels: list[Said], offset: float, code
     boxes: Said = {"coder": "distances", "weights": None, "largest_growth": None}
     if coder is not None:
         boxes = {"coder": "deltas", "weights": list(coder.weights), "largest_growth": coder.bbox_xform_clip}
-    return boxes | {
-        "kind": "anchors",
-        "scores": scores,
-        "offset": offset,
-        "levels": levels,
-        "classes": model.num_classes,
-        "score_threshold": model.score_thresh,
-        "candidates": model.topk_candidates,
-        "overlap": model.nms_thresh,
-        "detections": model.detections_per_img,
-    }
+    limits = dict(score_threshold=model.score_thresh, candidates=model.topk_candidates, overlap=model.nms_thresh)
+    said = dict(kind="anchors", scores=scores, offset=offset, levels=levels, classes=model.num_classes)
+    return boxes | said | limits | {"detections": model.detections_per_img}
 
 
 def _queries(run: DenseModel, model: Any) -> RawModel:
     """RT-DETR, which suppresses nothing."""
-    limits = {"detections": model.detections_per_img, "score_threshold": model.score_thresh}
-    decoding = {"kind": "queries", "classes": model.num_classes, **limits}
+    decoding = {"kind": "queries", "classes": model.num_classes, "detections": model.detections_per_img}
+    decoding["score_threshold"] = model.score_thresh
     outputs, preprocessing = ("logits", "boxes", "chosen"), {"way": "exact", "antialias": True}
     return RawModel(RawQueries(model), outputs, model.image_size, False, preprocessing, decoding)
 
@@ -139,8 +122,7 @@ def _pixels(run: DenseModel, model: Any) -> RawModel:
     """Segmenters: images keep their aspect."""
     views = run.views()
     decoding = {"kind": "pixels", "classes": model.num_classes, "stride": model.stages.strides[0]}
-    sides = {"short_side": views.short_side, "long_side": views.long_side, "rounding": "nearest"}
-    said = sides | {"antialias": True, "multiple": 1}
+    said = dict(short_side=views.short_side, long_side=views.long_side, rounding="nearest", antialias=True, multiple=1)
     return _fitting(model, RawSegmenter(model), ("logits",), said, decoding, views.short_side)
 
 
@@ -157,13 +139,9 @@ def _fitting(
 def _heat_maps(run: DenseModel, model: Any) -> RawModel:
     """Pose models: crops around boxes that something else has found."""
     model.normalise = nn.Identity()
-    decoding = {
-        "kind": "heatmaps",
-        "stride": model.stride,
-        "names": list(run.keypoint_names),
-        "skeleton": [list(pair) for pair in run.skeleton],
-        "keypoint_offset": run.keypoint_offset,  # what COCO's result files have less of x and y
-    }
+    decoding = dict(kind="heatmaps", stride=model.stride, names=list(run.keypoint_names))
+    decoding["skeleton"] = [list(pair) for pair in run.skeleton]
+    decoding["keypoint_offset"] = run.keypoint_offset  # what COCO's result files have less of x and y
     preprocessing = {"way": "crops", "padding": PADDING}
     return RawModel(AsTuple(model), ("heatmaps",), crop_size(run.recipe), False, preprocessing, decoding)
 

@@ -20,15 +20,11 @@ Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 def predict_images(session: Session, images: Iterable[Image.Image], boxes: Sequence[Any] | None = None) -> list[Found]:
-    """What an opened artefact finds in each image, of any size and mode, in its own pixels.
+    """What an opened artefact finds in each image, of any size and mode, in its own pixels, as `decode` has it; of pose
+    models also the boxes that were given, and the mean of how sure their keypoints are as "scores".
 
     Args:
         boxes: For pose models, (N, 4) for each image; without them one that is all of the image.
-
-    Returns:
-        Of detectors "boxes" (N, 4), "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
-        "probabilities" (K, H, W) and "classes" (H, W); of pose models the boxes that were given with "keypoints"
-        (N, K, 3), x, y and how sure, and their mean as "scores".
     """
     images = list(images)
     if boxes is not None and len(boxes) != len(images):
@@ -58,11 +54,9 @@ def find(model: Model, description: Description, image: Image.Image, boxes: Any 
 
 
 def whole_image(description: Description, photo: Image.Image) -> tuple[np.ndarray, Place]:
-    """An image as the model takes it, (C, H, W) of float32 and normalised, and where its pixels are from.
-
-    Resized to the model's one size, or with its aspect and padded by zeros below and at the right: to the canvas that
-    was exported, or where sizes are open to a multiple that the model is used to.
-    """
+    """An image as the model takes it, (C, H, W) of float32 and normalised, and where its pixels are from. Resized to
+    the model's one size, or with its aspect and padded by zeros below and at the right: to the canvas that was
+    exported, or where sizes are open to a multiple that the model is used to."""
     said, image = description.preprocessing, description.image
     pixels = torch.from_numpy(np.array(decode_photo(photo, image["channels"])))
     pixels = pixels.reshape(*pixels.shape[:2], -1).permute(2, 0, 1).float() / 255
@@ -107,12 +101,10 @@ def _normalised(pixels: Tensor, said: dict[str, Any]) -> Tensor:
 
 
 def apart(found: Found, expected: Found) -> dict[str, float]:
-    """How far two answers about one image are from each other.
-
-    "differing" is which part of the objects, keypoints or pixels is not the same: an object is if the other answer has
-    one of its label within a pixel and 0.01 of its score, a keypoint if it is within a pixel, a pixel if its class is
-    equal. "pixels" is how far corners of boxes or keypoints are apart at most among those that are the same.
-    """
+    """How far two answers about one image are from each other. "differing" is which part of the objects, keypoints or
+    pixels is not the same: an object is if the other answer has one of its label within a pixel and 0.01 of its score,
+    a keypoint if it is within a pixel, a pixel if its class is equal. "pixels" is how far corners of boxes or keypoints
+    are apart at most among those that are the same."""
     if "classes" in expected:
         return {"differing": float((found["classes"] != expected["classes"]).mean()), "pixels": 0.0}
     if "keypoints" in expected:

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from ...data.decoding import UnreadableImage, decode
 from ...data.scenes import Scenes
-from ...data.sources.unlabelled import find_images
 from ...layers import PartialAttention
 from ...runs.dense_model import DenseModel, open_dense
 from ...training.run_folder import RunFolder
 from ..session import Description, Session
-from ..subject import Subject, provenance, spread
+from ..subject import Subject, answers, provenance, spread, to_show
 from .raw import CELL, RawModel, check_exportable, raw_model
 from .session import apart, crops, find, whole_image
 
@@ -27,8 +25,6 @@ WHY_ONE_SIZE = {
     "crops": "it looks at crops of {sides}",
     "fit": "its backbone brings all images to one",
 }
-
-
 Shown = tuple[Image.Image, np.ndarray | None]  # to compare on; for pose models with boxes (N, 4), or None for all of it
 
 
@@ -43,11 +39,9 @@ def of_dense(
     canvas: tuple[int, int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """A dense run, on the CPU.
+    """A dense run, on the CPU, as `of_classifier` a classifier.
 
     Args:
-        command: That asked for it, for the provenance.
-        images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
         count: Of images to try; of pose models, of crops.
         size: Pixels of the shorter side to look at images in, instead of those it was trained in.
         any_size: Whether sizes will be left open; it changes what the user is told.
@@ -75,23 +69,24 @@ def of_dense(
     if raw.decoding["kind"] == "pixels" and not any_size:
         other = "" if not raw.any_size else "; --any-size sees them as the run does"
         notes = (*notes, f"images that are not square are made to fit {height}x{width} pixels{other}")
-
     why = WHY_ONE_SIZE[raw.preprocessing["way"]].format(sides=f"{height}x{width}")
     chooses = any(isinstance(module, PartialAttention) for module in raw.model.modules())
-    if chooses:
-        # Rounding decides which of equals are foreground, and all positions of a padding are equal
+    if chooses:  # rounding decides which of equals are foreground, and all positions of a padding are equal
         words = f"{words}, stretched to leave no padding"
 
     def model(batch: np.ndarray) -> dict[str, np.ndarray]:
-        with torch.inference_mode():
-            found = raw.model(torch.from_numpy(batch))
-        return {name: one.numpy() for name, one in zip(raw.outputs, found, strict=True)}
+        return dict(zip(raw.outputs, answers(raw.model, batch), strict=True))
 
     def follow(batch: np.ndarray, found: dict[str, np.ndarray]) -> list[np.ndarray]:
         queries: Any = raw.model
-        with torch.inference_mode():
-            answers = queries.following(torch.from_numpy(batch), torch.from_numpy(found["chosen"]))
-        return [one.numpy() for one in answers]
+        return answers(queries.following, batch, found["chosen"])
+
+    def findings(session: Session) -> dict[str, float]:
+        """How far what an artefact finds in images is from what the model in torch does, decoded alike."""
+        said = session.description
+        each = [apart(find(session, said, *one), find(model, said, *one)) for one in shown]
+        differing, pixels = zip(*(one.values() for one in each), strict=True)
+        return {"differing": float(np.mean(differing)), "pixels": float(np.max(pixels))}
 
     return Subject(
         model=raw.model,
@@ -102,7 +97,7 @@ def of_dense(
         obstacle="" if raw.any_size else f"{why}; leave the option out",
         example_size=EXAMPLE_SIZE if raw.any_size else None,
         follow=follow if "chosen" in raw.outputs else None,
-        findings=lambda session: _findings(session, model, shown),
+        findings=findings,
     )
 
 
@@ -144,36 +139,22 @@ def _image(description: Description, photo: Image.Image, filled: bool) -> np.nda
     return whole_image(replace(description, image=image, preprocessing=exact), photo)[0][None]
 
 
-def _findings(session: Session, model: Any, shown: Sequence[Shown]) -> dict[str, float]:
-    """How far what an artefact finds in images is from what the model in torch does, decoded alike."""
-    said = session.description
-    each = [apart(find(session, said, *one), find(model, said, *one)) for one in shown]
-    return {
-        "differing": float(np.mean([one["differing"] for one in each])),
-        "pixels": float(np.max([one["pixels"] for one in each])),
-    }
-
-
-def _shown(
-    run: DenseModel, raw: RawModel, images: Sequence[str], count: int
-) -> tuple[list[Shown], str, tuple[str, ...]]:
+def _shown(run: DenseModel, raw: RawModel, images: Sequence[str], count: int) -> tuple[list[Shown], str, Any]:
     """Images, what they are, and notes."""
-    if images:
-        found, notes = find_images(images)
-        return _read(found.in_channels(run.channels), count), f"images of {' '.join(images)}", tuple(notes)
-    try:
+
+    def own() -> tuple[Any, str]:
         val = run.own_data().val
-        if len(val):
-            words = f"images that the run validated on ({run.settings['data']})"
-            return _read(val, count, boxes=run.top_down), words, ()
-    except (OSError, ValueError, KeyError, RuntimeError):
-        pass  # its data may be elsewhere by now: scenes do
+        return _read(val, count, boxes=run.top_down) if len(val) else (), run.settings["data"]
+
+    found, words, notes = to_show(images, run.channels, own)
+    if found is not None:
+        return _read(found, count) if images else found, words, notes
     side = raw.preprocessing.get("short_side") or (NO_SIZE if raw.preprocessing["way"] == "fit" else min(raw.size))
     scenes = Scenes(count, size=(side, side * 4 // 3), split="test")
     drawn = [scenes.scene(place) for place in range(count)]
     photos = [decode(Image.fromarray(one.image), run.channels) for one in drawn]
     boxes = [one.boxes if run.top_down else None for one in drawn]
-    return list(zip(photos, boxes, strict=True)), "drawn scenes", ()
+    return list(zip(photos, boxes, strict=True)), words, notes
 
 
 def _read(source: Any, count: int, *, boxes: bool = False) -> list[Shown]:

@@ -58,9 +58,8 @@ def to_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     names: Any = dict(input_names=[INPUT], output_names=list(outputs))
     with quiet():
         exported: Any = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
-    model = exported.model_proto
-    add_bias_within(model)
-    return model
+    add_bias_within(exported.model_proto)
+    return exported.model_proto
 
 
 def session_of(model: bytes, threads: int | None = None) -> Any:
@@ -86,12 +85,10 @@ def _save(model: Any, description: Description, path: Path) -> None:
 
 
 def add_bias_within(model: Any) -> None:
-    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place.
-
-    Of Gemm, which knows matrices alone, ONNX Runtime adds the bias while it multiplies; Add is a pass over the memory
-    of its own, and keeps GELU from its faster form. To reshape before and after costs nothing. ONNX Runtime does so
-    itself only where all lengths are known; left alone here is what has more than one axis of unknown length.
-    """
+    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place. Of Gemm, which knows
+    matrices alone, ONNX Runtime adds the bias while it multiplies; Add is a pass over the memory of its own, and keeps
+    GELU from its faster form. To reshape before and after costs nothing. ONNX Runtime does so itself only where all
+    lengths are known; left alone here is what has more than one axis of unknown length."""
     from onnx import helper, numpy_helper
 
     graph = model.graph
@@ -101,8 +98,7 @@ def add_bias_within(model: Any) -> None:
         for one in (*graph.input, *graph.value_info)
     }
     readers = readers_of(graph)
-    kept: list[Any] = []
-    replaced: set[int] = set()
+    kept, replaced = [], set()
     for node in graph.node:
         found = None if node.op_type != "MatMul" else _biased(node, constants, shapes, readers)
         if found is None:
@@ -115,19 +111,19 @@ def add_bias_within(model: Any) -> None:
             graph.initializer.append(numpy_helper.from_array(np.array(target, np.int64), name))
         gemm = helper.make_node("Gemm", [stem, node.input[1], bias], [f"{stem}_sum"], name=node.name)
         gemm.metadata_props.extend(node.metadata_props)
-        kept += [
-            helper.make_node("Reshape", [node.input[0], f"{stem}_flat"], [stem], name=f"{node.name}_flat"),
-            gemm,
-            helper.make_node("Reshape", [f"{stem}_sum", f"{stem}_whole"], [add.output[0]], name=f"{node.name}_whole"),
-        ]
+        flat = helper.make_node("Reshape", [node.input[0], f"{stem}_flat"], [stem], name=f"{node.name}_flat")
+        sums, whole = [f"{stem}_sum", f"{stem}_whole"], f"{node.name}_whole"
+        kept += [flat, gemm, helper.make_node("Reshape", sums, [add.output[0]], name=whole)]
         replaced.add(id(add))
         shapes.pop(node.output[0], None)
-    kept = [node for node in kept if id(node) not in replaced]
-    del graph.node[:]
-    graph.node.extend(kept)
-    known = [one for one in graph.value_info if one.name in shapes]
-    del graph.value_info[:]
-    graph.value_info.extend(known)
+    keep_only(graph.node, [node for node in kept if id(node) not in replaced])
+    keep_only(graph.value_info, [one for one in graph.value_info if one.name in shapes])
+
+
+def keep_only(parts: Any, kept: Sequence[Any]) -> None:
+    """Make a repeated field of a protobuf message hold these."""
+    del parts[:]
+    parts.extend(kept)
 
 
 def readers_of(graph: Any) -> dict[str, list[Any]]:

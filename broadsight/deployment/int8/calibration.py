@@ -55,10 +55,9 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
     own = classifier.run.get("broadsight", {}).get("settings", {}).get("data")
     if data is None and own is None:
         if given is None:
-            raise ValueError(
-                f"--int8 needs images to calibrate on, and {classifier.title} has none of its own; "
-                "give labelled ones by --data, which measures accuracy too, or any by --calibrate"
-            )
+            what = f"--int8 needs images to calibrate on, and {classifier.title} has none of its own"
+            remedy = "give labelled ones by --data, which measures accuracy too, or any by --calibrate"
+            raise ValueError(f"{what}; {remedy}")
         return given
     try:
         labelled, ((task,), *_) = open_tasks(Request(classifier, data=data), [classifier])
@@ -105,8 +104,7 @@ def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[
     """A number of images, drawn at random, and a note of those that cannot be read."""
     source = sources.calibration
     photos = SourceDataset(source, classifier.transforms.build(training=False))
-    found: list[Tensor] = []
-    skipped: list[tuple[str, str]] = []
+    found, skipped = list[Tensor](), list[tuple[str, str]]()
     for place in np.random.default_rng(0).permutation(len(source)).tolist():
         batch: Batch = photos.__getitems__([(0, place, place)])
         skipped += batch.skipped
@@ -116,7 +114,5 @@ def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[
     if not found:
         why = f"; {': '.join(skipped[0])}" if skipped else ""
         raise ValueError(f"none of the {len(source)} images in {sources.said} can be read to calibrate on{why}")
-    read = NormalisedImages(torch.stack(found), classifier.normalise)
-    if not skipped:
-        return read, ()
-    return read, (f"{len(skipped)} images to calibrate on cannot be read, such as {': '.join(skipped[0])}",)
+    unread = [f"{len(skipped)} images to calibrate on cannot be read, such as {': '.join(one)}" for one in skipped[:1]]
+    return NormalisedImages(torch.stack(found), classifier.normalise), tuple(unread)

@@ -16,10 +16,9 @@ Form = TypeVar("Form", bound=type)
 
 
 def lowers(layer: type[nn.Module]) -> Callable[[Form], Form]:
-    """Register the decorated class, a subclass of `layer` without weights of its own, as its form for other runtimes.
-
-    A static method `fits(module) -> bool` of that class, if it has one, says whether it can stand for this very module.
-    """
+    """Register the decorated class, a subclass of `layer` without weights of its own, as its form for other runtimes. A
+    static method `fits(module) -> bool` of that class, if it has one, says whether it can stand for this very
+    module."""
 
     def register(form: Form) -> Form:
         FORMS[layer] = form

@@ -127,10 +127,8 @@ def max_pool(x: Tensor, patch: int) -> Tensor:
 
 
 def whole_patches(x: Tensor, patch: int, fill: float) -> Tensor:
-    """(B, H, W, C) -> (B, h, patch, w, patch, C), spare cells included; pixels beyond the map are `fill`.
-
-    An axis for every side instead of a pooling, into which ONNX Runtime would take the padding and then refuse it.
-    """
+    """(B, H, W, C) -> (B, h, patch, w, patch, C), spare cells included; pixels beyond the map are `fill`. An axis for
+    every side instead of a pooling, into which ONNX Runtime would take the padding and then refuse it."""
     H, W = x.shape[1], x.shape[2]
     h, w = (H + patch - 1) // patch + SPARE, (W + patch - 1) // patch + SPARE
     x = F.pad(x, [0, 0, 0, w * patch - W, 0, h * patch - H], value=fill)

@@ -19,10 +19,8 @@ def free(*sizes: int) -> bool:
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None) -> Tensor:
-    """Soft-max attention. (..., N, d), (..., M, d), (..., M, d) -> (..., N, d); leading axes are broadcast.
-
-    hidden is added to the logits: minus infinity for keys that nobody may see.
-    """
+    """Soft-max attention. (..., N, d), (..., M, d), (..., M, d) -> (..., N, d); leading axes are broadcast. hidden is
+    added to the logits: minus infinity for keys that nobody may see."""
     logits = (queries @ keys.transpose(-2, -1)) * keys.shape[-1] ** -0.5
     return (logits if hidden is None else logits + hidden).softmax(-1) @ values
 

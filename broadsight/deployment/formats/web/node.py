@@ -37,8 +37,9 @@ def is_ours(folder: str | Path) -> bool:
     try:
         said = manifest(folder)
         runtime = {SCRIPT: inside(folder, f"runtime/{SCRIPT}").read_bytes()}
-        runtime[GLUE] = unpacked(folder, said["packed"]["glue"]["parts"])
-        runtime[WASM] = unpacked(folder, said["packed"]["wasm"]["parts"])
+        runtime |= {
+            name: unpacked(folder, said["packed"][key]["parts"]) for name, key in ((GLUE, "glue"), (WASM, "wasm"))
+        }
         plain = inside(folder, MANIFEST).read_text(encoding="utf-8") == manifest_text(said)
         plain = plain and (Path(folder) / "model.js").read_bytes() == (SOURCE / "model.js").read_bytes()
     except DAMAGED:
