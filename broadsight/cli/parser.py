@@ -79,7 +79,7 @@ def _add(parser: Parser, setting: Setting) -> None:
     options: dict[str, Any] = {"help": how.help, "type": _Reader(setting)}
     options |= {"metavar": how.metavar} if how.metavar else {}
     if not setting.required:
-        plain = None if setting.pairs else setting.default
+        plain: Any = None if setting.pairs else setting.default
         options["default"] = (",".join(map(str, plain)) or None) if setting.plural else plain
     if how.positional:  # what is missing is noticed later; a default would override what a --config file says
         options |= {"nargs": "*" if setting.plural else "?", "default": SUPPRESS}

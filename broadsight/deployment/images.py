@@ -49,10 +49,8 @@ def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> l
     raised = np.exp(logits - logits.max())
     probabilities = raised / raised.sum()
     order = np.argsort(-logits, kind="stable")[:top].tolist()
-    return [
-        {"class": names[place] if names else str(place), "index": place, "probability": float(probabilities[place])}
-        for place in order
-    ]
+    found = [(names[place] if names else str(place), place, float(probabilities[place])) for place in order]
+    return [dict(zip(("class", "index", "probability"), one, strict=True)) for one in found]
 
 
 def _check_task(description: Description) -> None:

@@ -59,30 +59,20 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
     transforms = classifier.transforms
     size, channels = transforms.size, transforms.channels
     named = classifier.labels is not None or (classifier.num_classes == 1000 and not classifier.run)
-    description = Description(
-        task="classify",
-        title=classifier.title,
-        source=Path(classifier.source).name or classifier.title,
-        classes=classifier.classes if named else None,
-        outputs=("logits",),
-        image={"channels": channels, "height": size, "width": size, "any_batch": True, "any_size": False},
-        preprocessing={
-            "resize": math.floor(size / transforms.crop_pct),
-            "crop": size,
-            "crop_pct": transforms.crop_pct,
-            "interpolation": transforms.interpolation if transforms.interpolation != "random" else "bicubic",
-            "mean": list(transforms.mean),
-            "std": list(transforms.std),
-        },
-        provenance=provenance(classifier.model, command, dict(classifier.run)),
-    )
-    source, shown, notes = to_show(images, channels, lambda: _own(classifier))
-    source = drawn_scenes(count, classifier) if source is None else source
+    way = transforms.interpolation if transforms.interpolation != "random" else "bicubic"
+    said: dict[str, Any] = dict(resize=math.floor(size / transforms.crop_pct), crop=size, crop_pct=transforms.crop_pct)
+    said |= dict(interpolation=way, mean=list(transforms.mean), std=list(transforms.std))
+    title, classes = classifier.title, classifier.classes if named else None
+    image = {"channels": channels, "height": size, "width": size, "any_batch": True, "any_size": False}
+    about = provenance(classifier.model, command, dict(classifier.run))
+    source = Path(classifier.source).name or title
+    description = Description("classify", title, source, classes, ("logits",), image, said, about)
+    data, shown, notes = to_show(images, channels, lambda: _own(classifier))
+    data = drawn_scenes(count, classifier) if data is None else data
 
     def photos(side: int | None) -> list[np.ndarray]:
         seen = transforms if side is None else replace(transforms, size=side)
-        read = SourceDataset(source, seen.build(training=False))
-        places = spread(len(source), count)
+        read, places = SourceDataset(data, seen.build(training=False)), spread(len(data), count)
         batch: Any = read.__getitems__([(0, place, index) for place, index in enumerate(places)])
         if not len(batch.images):
             name, reason = batch.skipped[0]

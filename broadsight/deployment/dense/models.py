@@ -107,16 +107,11 @@ class RawQueries(nn.Module):
 
     def decide(self, tokens: Tensor, proposals: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and boxes of the queries that begin from these positions (B, Q)."""
-        best = chosen[..., None]
-        boxes = self.proposal_boxes(proposals) + self.anchors
-        found = self.decoder(
-            inputs_embeds=proposals.gather(1, best.expand(-1, -1, proposals.shape[-1])),
-            encoder_hidden_states=tokens,
-            reference_points=boxes.gather(1, best.expand(-1, -1, 4)),
-            spatial_shapes=self.sides,
-            spatial_shapes_list=list(self.grids),
-            level_start_index=self.starts,
-        )
+        best, boxes = chosen[..., None], self.proposal_boxes(proposals) + self.anchors
+        embeds = proposals.gather(1, best.expand(-1, -1, proposals.shape[-1]))
+        points = boxes.gather(1, best.expand(-1, -1, 4))
+        maps = dict(spatial_shapes=self.sides, spatial_shapes_list=list(self.grids), level_start_index=self.starts)
+        found = self.decoder(inputs_embeds=embeds, encoder_hidden_states=tokens, reference_points=points, **maps)
         return self.scores(found.last_hidden_state), found.intermediate_reference_points[:, -1]
 
 

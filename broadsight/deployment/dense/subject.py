@@ -54,17 +54,10 @@ def of_dense(
         run = open_dense(run, device="cpu", size=size)
     raw = raw_model(run, canvas=canvas)
     height, width = raw.size
-    description = Description(
-        task=run.task,
-        title=run.title,
-        source=run.path.absolute().name or run.title,
-        classes=run.classes,
-        outputs=raw.outputs,
-        image={"channels": run.channels, "height": height, "width": width, "any_batch": True, "any_size": False},
-        preprocessing=raw.preprocessing,
-        provenance=provenance(run.model, command, dict(config)),
-        decoding=raw.decoding,
-    )
+    names = run.task, run.title, run.path.absolute().name or run.title, run.classes, raw.outputs
+    image = {"channels": run.channels, "height": height, "width": width, "any_batch": True, "any_size": False}
+    about = provenance(run.model, command, dict(config))
+    description = Description(*names, image, raw.preprocessing, about, decoding=raw.decoding)
     shown, words, notes = _shown(run, raw, images, count)
     if raw.decoding["kind"] == "pixels" and not any_size:
         other = "" if not raw.any_size else "; --any-size sees them as the run does"
@@ -88,17 +81,12 @@ def of_dense(
         differing, pixels = zip(*(one.values() for one in each), strict=True)
         return {"differing": float(np.mean(differing)), "pixels": float(np.max(pixels))}
 
-    return Subject(
-        model=raw.model,
-        description=description,
-        images=lambda side: _images(description, shown, count, free=side is not None, filled=chooses),
-        shown=words,
-        notes=notes,
-        obstacle="" if raw.any_size else f"{why}; leave the option out",
-        example_size=EXAMPLE_SIZE if raw.any_size else None,
-        follow=follow if "chosen" in raw.outputs else None,
-        findings=findings,
-    )
+    def photos(side: int | None) -> list[np.ndarray]:
+        return _images(description, shown, count, free=side is not None, filled=chooses)
+
+    example, obstacle = (EXAMPLE_SIZE, "") if raw.any_size else (None, f"{why}; leave the option out")
+    followed = follow if "chosen" in raw.outputs else None
+    return Subject(raw.model, description, photos, words, notes, obstacle, example, followed, findings)
 
 
 def _images(
@@ -119,11 +107,8 @@ def _images(
     height, width = side // 2 * 2 + 3, side * 4 // 3 // 2 * 2 + 5
     if filled:  # else the model pads
         height, width = (-(-side // CELL) * CELL for side in (height, width))
-    odd = replace(
-        description,
-        preprocessing={**said, "short_side": height, "long_side": None},
-        image={**image, "height": height, "width": width},
-    )
+    said = {**said, "short_side": height, "long_side": None}
+    odd = replace(description, preprocessing=said, image={**image, "height": height, "width": width})
     own = replace(description, image={**image, "any_size": True})
     return [_image(own if place else odd, photo, filled) for place, (photo, _) in enumerate(shown)]
 

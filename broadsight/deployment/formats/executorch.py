@@ -38,12 +38,9 @@ class ExecuTorch(Format):
             from executorch.exir import to_edge_transform_and_lower
 
             text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
-            lowered = to_edge_transform_and_lower(
-                fold_constants(program),
-                transform_passes=[drop_idle_expands, flatten_soft_maxes],
-                partitioner=[XnnpackPartitioner()],
-                constant_methods={KEY: text},
-            ).to_executorch()
+            how: Any = dict(partitioner=[XnnpackPartitioner()], constant_methods={KEY: text})
+            how["transform_passes"] = [drop_idle_expands, flatten_soft_maxes]
+            lowered = to_edge_transform_and_lower(fold_constants(program), **how).to_executorch()
         path.write_bytes(sealed(lowered.buffer))
 
     def load(self, path: Path, threads: int | None) -> Session:

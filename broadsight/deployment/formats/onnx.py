@@ -93,10 +93,9 @@ def add_bias_within(model: Any) -> None:
 
     graph = model.graph
     constants = {one.name: tuple(one.dims) for one in graph.initializer}
-    shapes = {  # with -1 for a length that is unknown; empty if all of it is
-        one.name: [size.dim_value if size.HasField("dim_value") else -1 for size in one.type.tensor_type.shape.dim]
-        for one in (*graph.input, *graph.value_info)
-    }
+    known = {one.name: one.type.tensor_type.shape.dim for one in (*graph.input, *graph.value_info)}
+    # With -1 for a length that is unknown; empty if all of it is
+    shapes = {name: [x.dim_value if x.HasField("dim_value") else -1 for x in dims] for name, dims in known.items()}
     readers = readers_of(graph)
     kept, replaced = [], set()
     for node in graph.node:

@@ -90,18 +90,11 @@ class CalibratedONNX(Calibrated):
         copy = onnx.ModelProto()
         copy.CopyFrom(self._float)
         with quiet():
-            quantizer = QDQQuantizer(
-                copy,
-                per_channel=True,
-                reduce_range=False,
-                weight_qType=QuantType.QInt8,
-                activation_qType=QuantType.QUInt8,
-                tensors_range=self._ranges,
-                nodes_to_quantize=[*(node.name for node in nodes), *within],
-                nodes_to_exclude=[],
-                op_types_to_quantize=[*PRODUCTS, *WITHIN],
-                extra_options=options,
-            )
+            what: Any = dict(nodes_to_quantize=[*(node.name for node in nodes), *within], nodes_to_exclude=[])
+            what |= dict(op_types_to_quantize=[*PRODUCTS, *WITHIN], tensors_range=self._ranges)
+            how: Any = dict(per_channel=True, reduce_range=False, extra_options=options)
+            how |= dict(weight_qType=QuantType.QInt8, activation_qType=QuantType.QUInt8)
+            quantizer = QDQQuantizer(copy, **what, **how)
             quantizer.quantize_model()
         quantizer.model.topological_sort()
         model: Any = quantizer.model.model

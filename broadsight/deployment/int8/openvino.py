@@ -79,16 +79,13 @@ class CalibratedOpenVINO(Calibrated):
             idle = ("Constant", "Parameter", "Result", "Convert", *WITHIN)
             others = [node for node in self._float.get_ops() if node.friendly_name not in chosen]
             ignored = [one for one in others if one.get_type_name() not in idle and not _miscomputed(one, chosen)]
-            return nncf.quantize(
-                self._float,
-                nncf.Dataset(range(len(self.calibration)), lambda place: self.calibration[place : place + 1]),
-                preset=nncf.QuantizationPreset.MIXED,
-                subset_size=len(self.calibration),
-                ignored_scope=nncf.IgnoredScope(names=[one.friendly_name for one in ignored], validate=False),
-                advanced_parameters=AdvancedQuantizationParameters(
-                    disable_bias_correction=True, activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX
-                ),
-            )
+            count, minmax = len(self.calibration), RangeEstimatorParametersSet.MINMAX
+            images = nncf.Dataset(range(count), lambda place: self.calibration[place : place + 1])
+            plain: Any = dict(disable_bias_correction=True, activations_range_estimator_params=minmax)
+            how: Any = dict(preset=nncf.QuantizationPreset.MIXED, subset_size=count)
+            how["advanced_parameters"] = AdvancedQuantizationParameters(**plain)
+            how["ignored_scope"] = nncf.IgnoredScope(names=[one.friendly_name for one in ignored], validate=False)
+            return nncf.quantize(self._float, images, **how)
 
     def _endless(self, products: Sequence[Any]) -> set[str]:
         """Names of products that meet values that are not finite, such as masks of attention; one image tells."""
