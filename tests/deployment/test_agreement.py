@@ -39,17 +39,13 @@ def test_compare__every_output_has_its_own_scale():
 
     both = Session(described(2, outputs=("a", "b"), task="detect"), lambda images: two(images, 0.05))
     found = compare(both, two, batches())
-    assert found.largest == pytest.approx(0.05) and found.relative == pytest.approx(0.5)
-    assert found.same_class is None
+    assert (found.largest, found.relative, found.same_class) == (pytest.approx(0.05), pytest.approx(0.5), None)
 
 
-def test_compare__not_a_number_never_passes_and_other_classes_are_counted():
+def test_compare__not_a_number_never_passes_other_classes_are_counted_and_shapes_compared():
     assert not compare(session_of(lambda x: x * np.float32("nan")), reference, batches()).within(1e9)
     given = [np.float32([[1, 2, 3, 4], [4, 3, 2, 1]]).repeat(3, 0).reshape(6, 1, 2, 2).repeat(3, 1)]
     assert compare(session_of(lambda x: np.abs(x - [0, 0, 0, 4])), reference, given).same_class == 0.5
-
-
-def test_compare__another_shape_and_nothing_to_compare_are_errors():
     words, fewer = r"shape \(1, 3\) in its runtime, \(1, 4\) in torch", session_of(lambda x: x[:, :3])
     refused(words, compare, fewer, reference, batches(), error=RuntimeError)
     refused("at least one", compare, session_of(lambda x: x), reference, [])

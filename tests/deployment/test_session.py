@@ -10,15 +10,13 @@ def sums(images: np.ndarray) -> list[np.ndarray]:
     return [images.sum((1, 2, 3), keepdims=False)[:, None]]
 
 
-def test_call__names_the_outputs_and_takes_any_layout_dtype_and_open_size():
+def test_call__names_the_outputs_and_takes_any_layout_dtype_and_open_size_or_one_by_one():
     images = np.asfortranarray(np.arange(2 * 48, dtype=np.float64).reshape(2, 3, 4, 4))
     found = Session(described(4), sums)(images)
     assert found.keys() == {"logits"} and found["logits"].tolist() == [[1128.0], [3432.0]]
     found = Session(described(4, any_size=True), sums)(np.ones((1, 3, 5, 7), np.float32))
     assert found["logits"].tolist() == [[105.0]]
 
-
-def test_call__one_by_one_where_the_artefact_takes_one():
     def run(images: np.ndarray) -> list[np.ndarray]:
         seen.append(images.shape)
         return sums(images)
