@@ -65,8 +65,8 @@ def test_decode__heat_maps_peak_between_cells_and_at_borders():
     maps = np.random.default_rng(0).random((40, 5, 7, 6), dtype=np.float32)
     maps[0, 0] = 0  # a plateau: the first cell
     maps[1, 0, 6, 5] = 2
-    place = Place((28, 24), (28, 24), (28, 24))
-    found = decode({"kind": "heatmaps", "stride": 4}, {"heatmaps": maps}, [place] * len(maps))
+    places = [Place((28, 24), (28, 24), (28, 24))] * len(maps)
+    found = decode({"kind": "heatmaps", "stride": 4}, {"heatmaps": maps}, places)
     expected = decode_heat_maps(torch.from_numpy(maps), stride=4)
     np.testing.assert_allclose(np.stack([one["keypoints"] for one in found]), expected, atol=1e-6)
 
@@ -94,9 +94,7 @@ def test_resizing__is_bilinear_interpolation(before, after):
 
 def test_decode__refuses_outputs_of_another_image_and_may_find_nothing():
     raw = raw_model(dense_run("fcos"))
-    images = np.zeros((1, 3, 64, 96), np.float32)
-    outputs = in_torch(raw)(images)
-    place = Place((64, 96), (64, 96), (64, 96))
+    outputs, place = in_torch(raw)(np.zeros((1, 3, 64, 96), np.float32)), Place((64, 96), (64, 96), (64, 96))
     other = "rows of cls_logits for an image of 96x96; expected"
     refused(other, decode, raw.decoding, outputs, [replace(place, canvas=(96, 96))])
     refused("has 1 rows for 2 images", decode, raw.decoding, outputs, [place] * 2)

@@ -106,8 +106,7 @@ def opened(chromium, places, host):
         for found in context.pages:
             assert found.evaluate("document.documentElement.scrollWidth") <= found.viewport_size["width"]
         context.close()
-    assert wrong == []
-    assert elsewhere == []
+    assert (wrong, elsewhere) == ([], [])
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +124,8 @@ def images(tmp_path_factory) -> list[Path]:
         note[ORIENTATION] = orientation
         return note
 
-    ramp = np.zeros((256, 256, 4), np.uint8)  # every byte at every opacity
-    ramp[..., 0] = np.arange(256)[:, None]
-    ramp[..., 1] = 255 - ramp[..., 0]
-    ramp[..., 2] = 7 * ramp[..., 0]
-    ramp[..., 3] = np.arange(256)
-    see_through = Image.fromarray(ramp[:200])
+    byte, opacity = np.mgrid[:200, :256].astype(np.uint8)  # every byte at every opacity
+    see_through = Image.fromarray(np.dstack([byte, 255 - byte, 7 * byte, opacity]))
     narrow = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 900, 3), dtype=np.uint8))
     return [
         *(keep(f"scene{number}.png", sample(number)) for number in range(4)),
@@ -212,13 +207,9 @@ WATCHED = """(async () => {
 @pytest.mark.parametrize(
     ("name", "arguments", "by"),
     [
-        ("test_resnet", {}, "file"),
-        ("map_mobilenetv1", {}, "http"),
-        ("vit_tiny_cb", {"depth": 2}, "file"),
-        ("emsnet_xxtiny", SHALLOW, "http"),
-        ("partialformer_b0", SHALLOW, "file"),
-        ("mat_1", SHALLOW, "http"),
-        ("stvit_small", SHALLOW, "file"),
+        *(("test_resnet", {}, "file"), ("map_mobilenetv1", {}, "http"), ("vit_tiny_cb", {"depth": 2}, "file")),
+        *(("emsnet_xxtiny", SHALLOW, "http"), ("partialformer_b0", SHALLOW, "file")),
+        *(("mat_1", SHALLOW, "http"), ("stvit_small", SHALLOW, "file")),
     ],
 )
 def test_export__logits_are_those_of_the_run(opened, places, images, runtime, tmp_path, name, arguments, by):
@@ -243,8 +234,7 @@ def test_export__logits_are_those_of_the_run(opened, places, images, runtime, tm
 
 def test_answers__grey_of_16_bits_is_near(opened, places, tmp_path):
     """Browsers cut 16 bits down where Python rounds: the one kind of image that is not the same bit by bit."""
-    file = tmp_path / "deep.png"
-    steps = np.linspace(0, 65535, 80 * 90).reshape(80, 90).astype(np.uint16)
+    file, steps = tmp_path / "deep.png", np.linspace(0, 65535, 80 * 90).reshape(80, 90).astype(np.uint16)
     Image.fromarray(steps).save(file)
     found = opened("colour")
     found.set_input_files("#files", str(file))
@@ -257,9 +247,9 @@ def test_answers__int8(opened, places, images):
     found.set_input_files("#files", [str(file) for file in few])
     session = plain_session(places[0] / "int8")
     seen = classifier.transforms.build(training=False)
+    files = {file.name: file for file in few}
     for name, rows in answers(found).items():
-        file = next(file for file in few if file.name == name)
-        tensor = classifier.normalise(torch.as_tensor(seen(decode(file)))[None]).numpy()
+        tensor = classifier.normalise(torch.as_tensor(seen(decode(files[name])))[None]).numpy()
         chances = torch.from_numpy(session.run(None, {"images": tensor})[0]).softmax(1)[0]
         for label, value in rows:
             assert value == pytest.approx(chances[classifier.labels.index(label)].item(), abs=0.03)  # a step of 8 bits
@@ -276,9 +266,8 @@ def test_card__what_the_model_is(opened, places):
     assert found.title() == "mosaic · broadsight" and found.inner_text("h1") == "mosaic"
     assert found.is_hidden("#int8-part")
     found.click("text=Its classes")
-    assert found.evaluate("[...document.querySelectorAll('#classes li')].map(item => item.textContent)") == list(
-        places[1]["colour"].labels
-    )
+    classes = found.evaluate("[...document.querySelectorAll('#classes li')].map(item => item.textContent)")
+    assert classes == list(places[1]["colour"].labels)
     assert found.locator("#classes b").count() == 0  # names are no HTML
     found.click("text=Where it is from")
     assert "onnxruntime-web 1." in found.inner_text("#origin")
@@ -315,21 +304,14 @@ def test_drop_and_paste(opened, places, images):
     assert found.locator(".card").count() == 0 and found.is_hidden("#results")
 
 
-def bomb() -> bytes:
-    """An image of 90 million pixels in a few kilobytes."""
-    file = io.BytesIO()
-    Image.new("1", (10_000, 9_000)).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_mistakes__are_answered_beside_good_images(opened, images):
-    found = opened("colour")
-    whole = images[4].read_bytes()
+    found, whole, bomb = opened("colour"), images[4].read_bytes(), io.BytesIO()
+    Image.new("1", (10_000, 9_000)).save(bomb, "PNG")  # 90 million pixels in a few kilobytes
     bad = {
         "words.png": (b"these are words", "not an image"),
         "empty.jpg": (b"", "The file is empty."),
         "half.jpg": (whole[: len(whole) // 2], "not an image"),
-        "bomb.png": (bomb(), "The image has 90 million pixels; up to 64 million pixels are taken."),
+        "bomb.png": (bomb.getvalue(), "The image has 90 million pixels; up to 64 million pixels are taken."),
         "drawing.svg": (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "not an image"),
         "<img src=x onerror=alert(1)>.png": (b"?", "not an image"),
     }
@@ -342,10 +324,7 @@ def test_mistakes__are_answered_beside_good_images(opened, images):
     assert found.locator(".card.failed").count() == len(bad)
     assert found.locator(".card.done .bars li").count() == 5
     assert found.inner_text("#status") == f"1 image done, {len(bad)} could not be read."
-
-
-def test_too_many__the_first_are_taken(opened, images):
-    found = opened("colour")
+    found = opened("colour")  # of too many the first are taken
     transfer(found, [(f"{number}.png", images[0].read_bytes()[:10]) for number in range(103)], "drop")
     assert len(answers(found)) == 100
     assert found.inner_text("#status") == "The first 100 images are taken; 3 more are left out."

@@ -87,12 +87,10 @@ def prepared(tmp_path_factory):
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_prepare__bit_by_bit_as_python(prepared, interpolation):
-    tried = 0
-    for case, found, expected in prepared:
-        if case["preprocessing"]["interpolation"] == interpolation:
-            tried += 1
-            assert np.array_equal(found.reshape(expected.shape), expected), case
-    assert tried >= 10
+    tried = [one for one in prepared if one[0]["preprocessing"]["interpolation"] == interpolation]
+    assert len(tried) >= 10
+    for case, found, expected in tried:
+        assert np.array_equal(found.reshape(expected.shape), expected), case
 
 
 def test_prepare__narrow_images_take_no_memory(tmp_path):
