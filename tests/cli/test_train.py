@@ -18,8 +18,8 @@ from broadsight.training.run import Outcome
 
 from ..training.small_runs import SMALL_POOL, files_in, fill, leave_run, offline_hub, without_drawing
 
-SMALL = {"--model": "test_resnet", "--epochs": "1", "--size": "32", "--batch": "4"}
-SMALL |= {"--workers": "0", "--threads": "1", "--device": "cpu"}
+SMALL = {"--model": "test_resnet", "--epochs": "1", "--size": "32", "--batch": "4", "--workers": "0"}
+SMALL |= {"--threads": "1", "--device": "cpu"}
 
 
 @pytest.fixture
@@ -88,20 +88,9 @@ def test_together(argv, expected):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1", 1),
-        ("1.5", 1.5),
-        ("1e-3", 0.001),
-        ("-2E+3", -2000.0),
-        ("1.e-3", 0.001),
-        ("true", True),
-        ("none", "none"),
-        ("null", None),
-        ("avg", "avg"),
-        ("[1, 2]", [1, 2]),
-        ("{distill_tokens: 1}", {"distill_tokens": 1}),
-        ("a: b: c", "a: b: c"),
-        ("[1", "[1"),
-        ("", None),
+        *(("1", 1), ("1.5", 1.5), ("1e-3", 0.001), ("-2E+3", -2000.0), ("1.e-3", 0.001), ("true", True)),
+        *(("none", "none"), ("null", None), ("avg", "avg"), ("[1, 2]", [1, 2]), ("a: b: c", "a: b: c")),
+        *(("{distill_tokens: 1}", {"distill_tokens": 1}), ("[1", "[1"), ("", None)),
     ],
 )
 def test_value(text, value):
@@ -199,15 +188,9 @@ def bad_data(folder: Path) -> None:
     for path in (folder / "loose" / "a").iterdir():
         path.rename(folder / "loose" / path.name)
     (folder / "loose" / "a").rmdir()
-    for place, content in {
-        "none/a/notes.txt": "nothing to see",
-        "file": "precious",
-        "full/thesis.txt": "precious",
-        "corrupt.safetensors": "nothing",
-        "corrupt.pth": "nothing",
-        "model/config.json": '{"architecture": "test_resnet"}',
-        "damaged/config.json": "{",
-    }.items():
+    nothing = dict.fromkeys(("none/a/notes.txt", "file", "full/thesis.txt", "corrupt.safetensors", "corrupt.pth"), "-")
+    configs = {"model/config.json": '{"architecture": "test_resnet"}', "damaged/config.json": "{"}
+    for place, content in (nothing | configs).items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(content)
     leave_run(folder / "teacher", num_classes=7)
