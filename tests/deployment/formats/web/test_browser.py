@@ -36,6 +36,11 @@ PHOTOS = Path(__file__).parents[5] / "shared" / "data" / "photos"  # beside the 
 ORIENTATION = 0x0112  # of EXIF
 
 
+def script(name: str) -> str:
+    """What the page is asked to do, as JavaScript."""
+    return Path(__file__).with_name(name).read_text("utf-8")
+
+
 @pytest.fixture(scope="module")
 def runtime():
     return found_runtime(patience=120)
@@ -154,11 +159,7 @@ def answers(found) -> dict[str, list[tuple[str, float]]]:
     """File -> names and probabilities, as the page shows them."""
     found.wait_for_selector(".card")
     found.wait_for_selector(".card.waiting", state="detached")
-    cards = found.evaluate(
-        "[...document.querySelectorAll('.card')].map(card => [card.querySelector('h3').textContent,"
-        " [...card.querySelectorAll('.bars li')].map(row => [row.querySelector('.name').textContent,"
-        " row.querySelector('data').value, row.querySelector('.share').textContent])])"
-    )
+    cards = found.evaluate(script("cards.js"))
     for _, rows in cards:
         assert all(text == f"{100 * float(value):.1f} %" for _, value, text in rows)
     return {name: [(label, float(value)) for label, value, _ in rows] for name, rows in cards}
@@ -193,15 +194,6 @@ def test_answers__are_pythons(opened, places, images, name, by, width):
 
 
 SHALLOW = {"depths": (1, 1, 1, 1)}
-WATCHED = """(async () => {
-  const asked = await model;
-  const run = asked.run;
-  asked.run = async (...given) => {
-    const found = await run(...given);
-    (window.seen ??= []).push([...found[description.outputs[0]].data]);
-    return found;
-  };
-})()"""
 
 
 @pytest.mark.parametrize(
@@ -219,7 +211,7 @@ def test_export__logits_are_those_of_the_run(opened, places, images, runtime, tm
     words = ["export", str(run), "--format", "web", "--out", str(places[0] / name), "--ort-web", str(runtime)]
     assert main([*words, "--rounds", "0"]) == 0
     found = opened(name, by)
-    found.evaluate(WATCHED)
+    found.evaluate(script("watch.js"))
     found.set_input_files("#files", [str(file) for file in images])
     answers(found)
     classifier = open_classifier(str(run), device="cpu")
@@ -275,17 +267,7 @@ def test_card__what_the_model_is(opened, places):
 
 def transfer(found, files: list[tuple[str, bytes]], event: str) -> None:
     """What a browser sends when files are dropped or pasted."""
-    found.evaluate(
-        """([files, kind]) => {
-          const carried = new DataTransfer();
-          for (const [name, bytes] of files) carried.items.add(new File([new Uint8Array(bytes)], name));
-          const options = { bubbles: true, cancelable: true };
-          document.getElementById("drop").dispatchEvent(kind === "paste"
-            ? new ClipboardEvent("paste", { ...options, clipboardData: carried })
-            : new DragEvent(kind, { ...options, dataTransfer: carried }));
-        }""",
-        [[[name, list(content)] for name, content in files], event],
-    )
+    found.evaluate(script("transfer.js"), [[[name, list(content)] for name, content in files], event])
 
 
 def test_drop_and_paste(opened, places, images):
