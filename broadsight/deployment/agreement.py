@@ -44,8 +44,8 @@ def compare(
 
     Args:
         reference: Images -> the outputs of the model itself, in the artefact's order.
-        follow: In place of the reference for a model that chooses, where among near equals rounding decides: also
-            given what the artefact answered, and makes the same choice if it is as good as the model's own.
+        follow: In place of it for a model that chooses among near equals: also given what the artefact answered, it
+            makes the same choice if that is as good as its own.
     """
     description, names = session.description, session.description.outputs
     differences, scales = [], []

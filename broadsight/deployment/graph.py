@@ -18,14 +18,11 @@ LEAST_SIDE, MOST_SIDE = 64, 4096  # pixels, likewise of sizes
 
 
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
-    """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
-
-    `capture` makes a program of it; plain torch.export cannot prove all conditions on open sizes. Its outputs are equal
-    up to rounding; the given model does not change.
+    """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations, with equal
+    outputs up to rounding. `capture` makes a program of it.
 
     Args:
-        size: (height, width) of images if all have the same; positions that a model would resample for every image are
-            then resampled here, once.
+        size: (height, width) of images if all have the same: positions are then resampled here, once.
     """
     try:
         made = fuse(model)

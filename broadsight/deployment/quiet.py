@@ -29,8 +29,7 @@ class SignalStack(ctypes.Structure):
 @contextmanager
 def kept_signal_stack() -> Generator[None, None, None]:
     """Around whatever loads OpenVINO's CPU plugin: where signals are handled stays where it was. Every plugin gives the
-    calling thread an alternate signal stack of its own and later the one before it back, which is gone if that was of a
-    plugin that went first. The next signal, such as of a worker's end, ends the process."""
+    thread a signal stack of its own and later the one before it back, which may be gone: the next signal is the end."""
     if sys.platform != "linux":
         yield
         return

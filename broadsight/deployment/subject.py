@@ -52,10 +52,8 @@ def answers(model: Callable[..., Any], *inputs: np.ndarray) -> list[np.ndarray]:
 
 
 def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = (), count: int = 8) -> Subject:
-    """A classifier, on the CPU; `command` asked for it.
-
-    Args:
-        images: Files, folders or patterns to try it on, `count` of them; none: what the run validated on, or scenes."""
+    """A classifier, on the CPU, as `command` asks for it. images: Files, folders or patterns to try it on, `count` of
+    them; none: what the run validated on, or drawn scenes."""
     transforms = classifier.transforms
     size, channels = transforms.size, transforms.channels
     named = classifier.labels is not None or (classifier.num_classes == 1000 and not classifier.run)

@@ -56,11 +56,10 @@ class SingleChannel(nn.Module):
 
 
 class RawQueries(nn.Module):
-    """RT-DETR: (B, C, H, W) of its one size, normalised, -> logits (B, Q, K), boxes (B, Q, 4) as shares of the sides.
-    Third comes which position each query began from, (B, Q): of positions with near equal scores another runtime may
-    well choose others, and only `following` its choice can one tell whether it computes the same. The layers are those
-    of transformers, whose own way through them counts images with `len`, which fixes their number in a program, and
-    makes anchors anew each time; here these are constants. The model's decoder is changed."""
+    """RT-DETR: (B, C, H, W) of its one size, normalised, -> logits (B, Q, K), boxes (B, Q, 4) as shares of the sides,
+    and the positions (B, Q) that queries began from: of near equal scores another runtime may choose others, and only
+    `following` its choice can one tell whether it computes the same. transformers' own way through these layers fixes
+    the number of images in a program, and makes anchors anew each time. The model's decoder is changed."""
 
     anchors: Tensor
     valid: Tensor
@@ -125,9 +124,8 @@ def as_good(scores: Tensor, chosen: Tensor, count: int) -> bool:
 
 
 class RawSegmenter(nn.Module):
-    """(B, C, H, W), normalised, -> logits (B, K, ceil(H / 4), ceil(W / 4)) of the classes. At the size in which they
-    are computed: enlarging, cropping and resizing to the image are together one matrix for the rows and one for the
-    columns, which decoding multiplies by."""
+    """(B, C, H, W), normalised, -> logits (B, K, ceil(H / 4), ceil(W / 4)) of the classes; decoding enlarges, crops and
+    resizes them to the image by one matrix for the rows and one for the columns."""
 
     def __init__(self, model: Any):
         super().__init__()

@@ -44,7 +44,7 @@ def of_dense(
     Args:
         count: Of images to try; of pose models, of crops.
         size: Pixels of the shorter side to look at images in, instead of those it was trained in.
-        any_size: Whether sizes will be left open; it changes what the user is told.
+        any_size: Whether sizes will be left open; it changes the notes.
         canvas: (height, width) that images are fitted into where sizes are fixed, multiples of 32; a square if None.
     """
     if config is None:  # what the run's folder says of it

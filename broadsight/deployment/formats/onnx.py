@@ -14,8 +14,7 @@ from . import Format, described, register
 
 OPSET = 20
 INPUT = "images"
-# Domains of ONNX Runtime's own operators; functions in the file may have domains of their own.
-DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.ms.internal.nhwc")
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.ms.internal.nhwc")  # of ONNX Runtime's own operators
 COMPILED = "EPContext"  # an operator that names a file of compiled code
 OPTIONS = "ort_config"  # metadata that ONNX Runtime may take for its own options
 
@@ -58,8 +57,9 @@ def to_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     names: Any = dict(input_names=[INPUT], output_names=list(outputs))
     with quiet():
         exported: Any = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
-    add_bias_within(exported.model_proto)
-    return exported.model_proto
+    model = exported.model_proto  # made anew at every access
+    add_bias_within(model)
+    return model
 
 
 def session_of(model: bytes, threads: int | None = None) -> Any:
@@ -85,10 +85,9 @@ def _save(model: Any, description: Description, path: Path) -> None:
 
 
 def add_bias_within(model: Any) -> None:
-    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place. Of Gemm, which knows
-    matrices alone, ONNX Runtime adds the bias while it multiplies; Add is a pass over the memory of its own, and keeps
-    GELU from its faster form. To reshape before and after costs nothing. ONNX Runtime does so itself only where all
-    lengths are known; left alone here is what has more than one axis of unknown length."""
+    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place: ONNX Runtime adds the
+    bias of Gemm while it multiplies; Add is a pass over the memory of its own, and keeps GELU from its faster form. It
+    does so itself only where all lengths are known; what has several axes of unknown length is left alone."""
     from onnx import helper, numpy_helper
 
     graph = model.graph

@@ -21,11 +21,10 @@ BATCH = 8  # images that are calibrated with at once
 
 
 class CalibratedONNX(Calibrated):
-    """A float ONNX file with the ranges of its values, to be written as pairs of Quantize- and DequantizeLinear (QDQ).
-    Weights become signed, with a scale for each output channel; activations unsigned, with one scale and a zero point,
-    from the smallest to the largest value seen. Products of matrices give float results, since what follows them is
-    float anyway; convolutions give int8, or ONNX Runtime would run them in float. Measured on trained models, this was
-    the most accurate and the fastest of what ONNX Runtime offers."""
+    """A float ONNX file with the ranges of its values, to be written as pairs of Quantize- and DequantizeLinear (QDQ):
+    weights signed, with a scale for each output channel; activations unsigned, from the smallest to the largest value
+    seen. Products of matrices give float results; convolutions give int8, or ONNX Runtime would run them in float. On
+    trained models this was the most accurate and the fastest of what ONNX Runtime offers."""
 
     def _read(self, source: Path) -> list[Product]:
         from onnxruntime.quantization.quant_utils import load_model_with_shape_infer
@@ -172,9 +171,8 @@ def _own_biases(graph: Any) -> None:
 
 
 def _spare_others(model: Any, quantised: Mapping[str, str]) -> None:
-    """Give back the float values to whoever computes in float, where they are still there. The quantiser rounds a
-    tensor for all that read it, so that a residual connection would lose what only the layer beside it has to. Results
-    of convolutions in int8 are rounded already."""
+    """Give back the float values, where they are still there, to whoever computes in float, such as a residual
+    connection: the quantiser rounds a tensor for all that read it. Convolutions in int8 give rounded ones."""
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
         if node.name in quantised or node.op_type in ("QuantizeLinear", "DequantizeLinear", *WITHIN):

@@ -21,10 +21,9 @@ OPERATIONS = {"convolution": "conv2d", "bmm": "matmul", "mm": "matmul", "addmm":
 
 
 class CalibratedOpenVINO(Calibrated):
-    """A float .xml file (and the .bin beside it) with images to calibrate it. NNCF would quantise whatever can be, and
-    correct biases. Measured on trained models, answers stay several times as close, in the same time, if nothing but
-    convolutions and products with weights is quantised, from the smallest to the largest value seen, and biases are
-    left alone."""
+    """A float .xml file (and the .bin beside it) with images to calibrate it. On trained models answers stay several
+    times as close, in the same time, if not all that NNCF can is quantised, but convolutions and products with weights
+    alone, from the smallest to the largest value seen, and biases are left alone."""
 
     def _read(self, source: Path) -> list[Product]:
         import openvino

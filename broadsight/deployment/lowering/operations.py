@@ -1,9 +1,8 @@
 """What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open.
 
-Runtimes know matrix products, soft-max, transposition and gathering. Views of every third row, fused attention, stable
-sorts and writes by index are translated into chains of small operations, or not at all. A branch on an open size, or a
-slice whose end cannot be proven to lie inside, would pin a program to the sizes that it was traced with: so maps of
-open size are always padded, if by nothing, and cropped by index.
+Runtimes know matrix products, soft-max, transposition and gathering; strided views, fused attention, stable sorts and
+writes by index become chains of small operations, or nothing. A branch on an open size, or a slice whose end cannot be
+proven to lie inside, would pin a program to its example: maps of open size are always padded, and cropped by index.
 """
 
 import torch

@@ -56,10 +56,9 @@ class Web(Format):
     int8, int8_batches = "web-int8", True
 
     def write(self, program: Any, description: Description, path: Path, *, ort_web: str | Path | None = None) -> None:
-        """The folder of a page, complete or not at all. A page opened by double-click may load nothing but scripts. The
-        model, the runtime's WebAssembly and the module that starts it are therefore scripts too: gzip in base64, in
-        parts. All else is as it lies beside this file. The program is the path of an ONNX file; ort_web is the folder
-        of ONNX Runtime Web, or None for cache or npm."""
+        """The folder of a page, complete or not at all, of the path of an ONNX file and the folder of ONNX Runtime Web
+        (None: from cache or npm). As a page opened by double-click may load nothing but scripts, the model, the
+        WebAssembly and the module that starts it are scripts too: gzip in base64, in parts."""
         check_folder(path)
         runtime = require(description, ort_web)
         with whole_folder(path, replace=True) as unfinished:
