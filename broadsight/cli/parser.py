@@ -4,7 +4,8 @@ import inspect
 import json
 import os
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -150,7 +151,10 @@ def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, t
         missing = next((one for one in settings.values() if one.required and found.get(one.name) in (None, [])), None)
         if missing is not None:
             parser.error(f"{name} needs {missing.called}: {missing.how.help}")
-        return kind(**found, given=frozenset(named_in(argv, settings)), command=typed)
+        words = {word.partition("=")[0] for word in argv}  # whatever the value
+        flags = {one.name: one.flag for one in settings.values() if not one.how.positional}
+        named = [name for name, option in flags.items() if words & {option, option.replace("--", "--no-", 1)}]
+        return kind(**found, given=frozenset(named), command=typed)
     except Wrong as error:
         parser.error(str(error))
 
@@ -165,15 +169,12 @@ def together(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
         if option not in flags:
             rest.append(word)
             continue
-        given = pairs.setdefault(option, [])
-        if equals:
-            given.append(value)
-            continue
-        if not left or "=" not in left[0] or left[0].startswith("--"):
+        named = [value] if equals else [*takewhile(lambda one: "=" in one and not one.startswith("--"), left)]
+        if not named:
             came = repr(left[0]) if left else "nothing"
             raise UsageError(f"{option} is followed by {came}; expected key=value, such as {option} epochs=10")
-        while left and "=" in left[0] and not left[0].startswith("--"):
-            given.append(left.pop(0))
+        pairs.setdefault(option, []).extend(named)
+        left = left if equals else left[len(named) :]
     return rest + [text for option, given in pairs.items() for text in (option, json.dumps(given))]
 
 
@@ -191,10 +192,3 @@ def names_first(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
         if word in valued and rest and not (valued[word] and rest[0].startswith("--")):
             options.append(rest.pop(0))
     return [*names, *options]
-
-
-def named_in(argv: Iterable[str], settings: Mapping[str, Setting]) -> set[str]:
-    """The options that a command line names, whatever their value."""
-    words = {word.partition("=")[0] for word in argv}
-    flags = {one.name: one.flag for one in settings.values() if not one.how.positional}
-    return {name for name, option in flags.items() if words & {option, option.replace("--", "--no-", 1)}}

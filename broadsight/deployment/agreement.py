@@ -48,8 +48,7 @@ def compare(
             makes the same choice if that is as good as its own.
     """
     description, names = session.description, session.description.outputs
-    differences, scales = [], []
-    images = same = 0
+    differences, scales, images, same = [], [], 0, 0
     for batch in batches:
         found = session(batch)
         answers = reference(batch) if follow is None else follow(batch, found)

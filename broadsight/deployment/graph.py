@@ -18,7 +18,7 @@ LEAST_SIDE, MOST_SIDE = 64, 4096  # pixels, likewise of sizes
 
 
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
-    """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations, with equal
+    """A copy for exporters and runtimes: in eval mode, folded as far as it can be, in plain operations, with equal
     outputs up to rounding. `capture` makes a program of it.
 
     Args:
@@ -83,8 +83,7 @@ def capture(
     example = torch.zeros(2 if any_batch else 1, channels, height, width, dtype=dtype)
     single_cells = single_cells and any_size
     # Where torch would treat sizes of one unlike all others, it takes the way that is right for both.
-    config, positions = cast(Any, _config), cast(Any, pos_embed)
-    oblivious = config.patch(backed_size_oblivious=single_cells)
+    positions, oblivious = cast(Any, pos_embed), cast(Any, _config).patch(backed_size_oblivious=single_cells)
 
     def export(later: bool) -> ExportedProgram:
         """`later`: what torch cannot prove of the sides is asked when the program runs, which costs nothing."""
@@ -104,8 +103,7 @@ def capture(
                     raise
                 return export(later=True)
     except Exception as error:
-        asked = [name for name, wanted in (("batch", any_batch), ("size", any_size)) if wanted]
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        free_sides = f" for any {' and '.join(asked)}" if asked else ""
-        raise ValueError(f"{type(model).__name__} cannot be captured{free_sides}: {reason}") from error
+        asked = " and ".join(name for name, wanted in (("batch", any_batch), ("size", any_size)) if wanted)
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        what = f"{type(model).__name__} cannot be captured{' for any ' if asked else ''}{asked}"
+        raise ValueError(f"{what}: {reason}") from error

@@ -107,19 +107,18 @@ def quantiser(classifier: Classifier, title: str, request: Request, progress: Pr
             half = f"with up to half of its {len(calibrated.layers)} layers in float"
             raise RuntimeError(f"{title} in int8 loses {points}, {half}; {limit}; {remedy}")
         move_together(best.path, target, form.files)
-        floats: list[dict[str, Any]] = [{"layer": name, "reason": "asked for"} for name in best.kept]
-        for one in floats:
-            if one["layer"] in errors:
-                one |= {"reason": "int8 loses too much", "moves_logits_by": round(errors[one["layer"]], 6)}
-        found = {
+        costs = {name: {"moves_logits_by": round(moves, 6)} for name, moves in errors.items()}
+        reasons = {name: "int8 loses too much" if name in costs else "asked for" for name in best.kept}
+        floats: list[Any] = [{"layer": name, "reason": why, **costs.get(name, {})} for name, why in reasons.items()]
+        count, after = len(calibrated.layers), best.answers
+        layers = dict(layers=count, in_int8=count - len(floats), kept_in_float=floats)
+        found: dict[str, Any] = {
             "calibration": {"images": len(calibration), "from": sources.said},
-            "layers": len(calibrated.layers),
-            "in_int8": len(calibrated.layers) - len(floats),
-            "kept_in_float": floats,
+            **layers,
             "always_in_float": dict(calibrated.passed_over),
-            "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
+            "top1": None if before.top1 is None else {"float": before.top1, "int8": after.top1},
             "max_drop": max_drop,
-            "same_class": float((before.predicted == best.answers.predicted).mean()),
+            "same_class": float((before.predicted == after.predicted).mean()),
             "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
         }
         description = replace(session.description, quantised=found)

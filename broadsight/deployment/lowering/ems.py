@@ -29,14 +29,14 @@ class LoweredPooledBranch(PooledBranch):
 class LoweredAttentionPath(AttentionPath):
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
-        return self.prop(self.attn(self.expand(average_pool(x, self.patch)), spare_cells(H, W)), H, W)
+        return self.prop(self.attn(self.expand(average_pool(x, self.patch)), SPARE if free(H, W) else 0), H, W)
 
 
 @lowers(FoldedInteraction)
 class LoweredFoldedInteraction(FoldedInteraction):
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
-        spare = spare_cells(H, W)
+        spare = SPARE if free(H, W) else 0
         gated = self.gate(x) * self.static.mix(self.whiten(x)).sigmoid()
         cells = self.local_in(average_pool(x, self.local.patch))
         if spare:  # a bias reaches spare cells too, but they have to be zero
@@ -102,11 +102,6 @@ class LoweredChannelConv(ChannelConv):
 class LoweredPropagate(Propagate):
     def crop(self, x: Tensor, H: int, W: int) -> Tensor:
         return crop_to(x, H, W)
-
-
-def spare_cells(H: int, W: int) -> int:
-    """Spare rows and columns of the coarse maps of a map of H x W."""
-    return SPARE if free(H, W) else 0
 
 
 def average_pool(x: Tensor, patch: int) -> Tensor:

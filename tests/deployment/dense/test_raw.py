@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from broadsight.deployment import Session, capture
-from broadsight.deployment.dense.models import PoolToCells, RawDetector, SingleChannel, as_good
-from broadsight.deployment.dense.raw import NotExportable, raw_model
+from broadsight.deployment.dense.raw import NotExportable, PoolToCells, RawDetector, SingleChannel, as_good, raw_model
 from broadsight.deployment.dense.session import apart, crops, find, predict_images, whole_image
 from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image, raw_find
 from tests.refusals import refused
