@@ -240,7 +240,9 @@ def test_refusals__in_one_line(arguments, message, detector, coco, capsys):
     assert error.startswith("broadsight: ") and message in error
 
 
-def test_eval__classes_that_the_model_has_not(detector, coco, tmp_path, capsys):
+def test_eval__classes_that_the_model_has_not_and_an_extra_that_is_missing(
+    detector, coco, tmp_path, monkeypatch, capsys
+):
     content = json.loads(coco.read_text("utf-8"))
     content["categories"][0]["name"] = "blue"
     other = tmp_path / "other.json"
@@ -248,9 +250,6 @@ def test_eval__classes_that_the_model_has_not(detector, coco, tmp_path, capsys):
     other.write_text(json.dumps(content), "utf-8")
     assert main(["eval", str(detector), str(other), "--workers", "0"]) == 2
     assert "has classes that the model has not: blue" in capsys.readouterr().err
-
-
-def test_missing_extra__is_named_before_anything_is_done(coco, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     out = tmp_path / "run"
     arguments = ["train", str(coco), "--task", "detect", "--model", "test_resnet", "--size", "64", "--out", str(out)]

@@ -115,17 +115,14 @@ def test_layers_and_depths(vit):
     assert (own.kind, own.layer) == ("gradcam", "blocks.2.norm1") and own.values.shape == (2, 2)
 
 
-def test_files_are_complete_or_not_there(vit, folder, monkeypatch):
+def test_files_are_complete_or_not_there_and_what_is_done_when_interrupted_is_kept(vit, folder, monkeypatch):
     def broken(self, *_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr(Image.Image, "save", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(Image.Image, "save", broken)
         explain_images(vit, Scenes(1, size=40), folder / "out", Wanted(("gradcam",)))
     assert list((folder / "out").iterdir()) == []
-
-
-def test_interrupted__what_is_done_is_kept(folder, capsys, monkeypatch):
     from broadsight.explanation import run as explaining
 
     done = []

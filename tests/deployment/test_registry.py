@@ -10,7 +10,7 @@ import timm
 import torch
 
 import broadsight
-from broadsight.deployment import FORMATS, Agreement, Description, capture, compare, open_artefact, prepare
+from broadsight.deployment import FORMATS, Agreement, capture, compare, open_artefact, prepare
 from broadsight.deployment.run import write_artefact
 from broadsight.deployment.subject import of_classifier
 from broadsight.models import FAMILIES
@@ -54,9 +54,6 @@ class Made:
         self.side = 224 if tied else 96
         self.program = capture(prepare(self.model, (self.side, self.side)), (3, self.side, self.side))
 
-    def description(self, any_batch: bool = True) -> Description:
-        return described(self.side, any_batch=any_batch, classes=None)
-
     def agreement(self, path: Path) -> Agreement:
         batches = [noise(count, 3, self.side, self.side) for count in (1, 3)]
         return compare(open_artefact(path, threads=1), reference(self.model), batches)
@@ -77,7 +74,7 @@ def made(request) -> Made:
 def test_small__computes_the_same_whatever_the_batch(made, format, tmp_path):
     needed(format)
     path = tmp_path / f"model{FORMATS[format].suffix}"
-    FORMATS[format].write(made.program, made.description(), path)
+    FORMATS[format].write(made.program, described(made.side, classes=None), path)
     assert (found := made.agreement(path)).within(2e-5), found
     if format == "onnx":
         import onnx
@@ -91,7 +88,8 @@ def test_small__computes_the_same_whatever_the_batch(made, format, tmp_path):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
 def test_small__on_a_phone(name, tmp_path):
     made = Made(name)
-    path = written("executorch", tmp_path, prepare(made.model, (made.side,) * 2), made.description(any_batch=False))
+    said = described(made.side, any_batch=False, classes=None)
+    path = written("executorch", tmp_path, prepare(made.model, (made.side,) * 2), said)
     assert (found := made.agreement(path)).within(1e-4), found
 
 

@@ -89,12 +89,9 @@ def test_export__a_failing_writer_leaves_nothing(subject, target, monkeypatch):
     assert not list(target.parent.iterdir())
 
 
-@pytest.mark.parametrize("changes", [{"tolerance": 0.0}, {"tolerance": float("nan")}, {"threads": 0}, {"rounds": -1}])
-def test_request__refuses_numbers(changes):
-    refused("expected", ask, "pt2", **changes)
-
-
-def test_check__targets_and_what_a_format_cannot(tmp_path):
+def test_check__numbers_targets_and_what_a_format_cannot(tmp_path):
+    for changes in ({"tolerance": 0.0}, {"tolerance": float("nan")}, {"threads": 0}, {"rounds": -1}):
+        refused("expected", ask, "pt2", **changes)
     form = FORMATS["pt2"]
     check_target(tmp_path / "new" / "net.pt2", form)
     (tmp_path / "folder.pt2").mkdir()

@@ -23,8 +23,7 @@ BOXED = [kind for kind in HEADS if kind.split()[0] in ("retinanet", "fcos", "ssd
 @pytest.mark.parametrize("size", [(150, 101), (64, 97)])
 @pytest.mark.parametrize("kind", BOXED)
 def test_decode__boxes_are_those_of_the_detector(kind, size):
-    if kind == "rtdetr":
-        pytest.importorskip("transformers")
+    pytest.importorskip("transformers" if kind == "rtdetr" else "torch")
     run = dense_run(kind)
     with torch.no_grad():
         expected = finder(run)(make_image(*size), None)
@@ -39,12 +38,10 @@ def test_decode__boxes_are_those_of_the_detector(kind, size):
 @pytest.mark.parametrize("size", [(150, 101), (64, 90)])
 @pytest.mark.parametrize("kind", ["semantic_fpn", "upernet"])
 def test_decode__classes_of_pixels_are_those_of_the_segmenter(kind, size):
-    if kind == "upernet":
-        pytest.importorskip("segmentation_models_pytorch")
+    pytest.importorskip("segmentation_models_pytorch" if kind == "upernet" else "torch")
     run = dense_run(kind)
-    scorer = PixelScorer(run.classes, views=run.views())
     with torch.no_grad():
-        expected = scorer.find(run.model, pixels_of(make_image(*size))).numpy()
+        expected = PixelScorer(run.classes, views=run.views()).find(run.model, pixels_of(make_image(*size))).numpy()
     found = raw_find(run, make_image(*size))
     assert expected.std((1, 2)).min() > 1e-3, "the segmenter sees the same everywhere"
     np.testing.assert_allclose(found["probabilities"], expected, atol=1e-5)

@@ -105,12 +105,8 @@ def test_quantiser__fails_where_float_layers_do_not_help(data, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
-def float_file(tmp_path_factory) -> Path:
-    return export(tmp_path_factory.mktemp("float") / "net.onnx").path
-
-
-def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
+def test_quantiser__without_labels_agreement_counts_and_patterns_make_sense(data, tmp_path):
+    float_file = export(tmp_path / "float" / "net.onnx").path
     quantise = quantised_by(calibrate=str(data / "val"), keep_float=("conv*", "stem"))
     _, found = quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1))
     assert found["top1"] is None and found["same_class"] == 1 and found["in_int8"] == 2
@@ -118,6 +114,14 @@ def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
     text = "\n".join(found["lines"])
     assert "accuracy was not measured" in text and "the same class for 100.0%" in text
     assert "4 as asked for: conv1, conv2, conv3" in text
+    (tmp_path / "net.onnx").unlink()
+    for kept, said in (
+        ("stages.0.*", "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
+        ("*", "--keep-float * leaves none of 6 layers to be int8"),
+    ):
+        quantise, session = quantised_by(calibrate=str(data), keep_float=(kept,)), open_artefact(float_file, 1)
+        refused(re.escape(said), quantise, float_file, tmp_path / "net.onnx", session)
+    assert [*tmp_path.iterdir()] == [float_file.parent]
 
 
 @pytest.mark.slow
@@ -128,16 +132,6 @@ def test_quantiser__openvino(data, tmp_path):
     assert "conv2" in [one["layer"] for one in found.int8["kept_in_float"]]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["net.bin", "net.xml", "net.xml.export.json"]
     assert open_artefact(tmp_path / "net.xml", 1).description.quantised == found.description.quantised
-
-
-def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path):
-    for kept, said in (
-        ("stages.0.*", "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
-        ("*", "--keep-float * leaves none of 6 layers to be int8"),
-    ):
-        quantise, session = quantised_by(calibrate=str(data), keep_float=(kept,)), open_artefact(float_file, 1)
-        refused(re.escape(said), quantise, float_file, tmp_path / "net.onnx", session)
-    assert not list(tmp_path.iterdir())
 
 
 def test_quantiser__numbers_and_images_are_checked_before_anything_slow(tmp_path):
@@ -159,15 +153,13 @@ def test_quantiser__numbers_and_images_are_checked_before_anything_slow(tmp_path
     assert of_classifier(classifier_of(run=run), "a test", count=1).shown == "drawn scenes"
 
 
-def sources_of(data: Path, **options):
-    return calibration.sources_of(classifier_of(run=options.pop("run", None)), str(data), None, **options)
-
-
-def names(source) -> set[str]:
-    return {source.name(index) for index in range(len(source))}
-
-
 def test_sources__calibration_never_sees_what_is_measured_on(data, tmp_path):
+    def sources_of(data: Path, images: int, run: dict | None = None):
+        return calibration.sources_of(classifier_of(run=run), str(data), None, images)
+
+    def names(source) -> set[str]:
+        return {source.name(index) for index in range(len(source))}
+
     found = sources_of(data, images=9)
     assert len(found.calibration) == 36 and len(found.task.source) == 24
     assert {found.calibration.open(0).size} == {(SIDE, SIDE)}

@@ -312,7 +312,7 @@ def test_mistakes__are_answered_beside_good_images(opened, images):
     assert found.inner_text("#status") == "The first 100 images are taken; 3 more are left out."
 
 
-def test_keyboard__alone(opened, images):
+def test_keyboard_alone_and_names(opened, images):
     found = opened("colour", width=390)
     found.keyboard.press("Tab")
     assert found.evaluate("document.activeElement.id") == "choose"
@@ -330,9 +330,7 @@ def test_keyboard__alone(opened, images):
         found.keyboard.press("Tab")
     found.keyboard.press("Enter")
     assert found.is_visible("#origin")
-
-
-def test_names__for_those_who_do_not_see(opened, images):
+    # And names for those who do not see
     found = opened("colour")
     found.set_input_files("#files", [str(images[0])])
     answers(found)
@@ -344,14 +342,11 @@ def test_names__for_those_who_do_not_see(opened, images):
     assert found.get_by_role("status").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours__follow_the_system(opened, scheme):
-    found = opened("colour", color_scheme=scheme)
-    ground = re.findall(r"\d+", found.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert (sum(map(int, ground[:3])) > 3 * 128) == (scheme == "light")
-
-
-def test_images_before_the_model__wait_for_it(opened, places, images):
+def test_colours_follow_the_system_and_images_before_the_model_wait_for_it(opened, places, images):
+    for scheme in ("light", "dark"):
+        found = opened("colour", color_scheme=scheme)
+        ground = re.findall(r"\d+", found.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert (sum(map(int, ground[:3])) > 3 * 128) == (scheme == "light")
     found = opened("colour", ready=False)
     assert found.get_by_role("progressbar", name=re.compile("the model")).is_visible()
     found.set_input_files("#files", [str(images[0])])

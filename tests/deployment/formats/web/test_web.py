@@ -64,7 +64,7 @@ def test_write__everything_is_inside(tmp_path, runtime, model, monkeypatch):
     assert folder.stat().st_mode & 0o077 == (tmp_path / "new").stat().st_mode & 0o077  # a web server may read it
 
 
-def test_write__again_over_its_own(tmp_path, runtime, model):
+def test_write__again_over_its_own_but_never_over_others(tmp_path, runtime, model, monkeypatch):
     folder = tmp_path / "page"
     folder.mkdir()  # empty
     write(model, described(title="first"), folder, ort_web=runtime)
@@ -76,11 +76,6 @@ def test_write__again_over_its_own(tmp_path, runtime, model):
             write(tmp_path / "missing.onnx", described(title="third"), place, ort_web=runtime)
     assert web_format.manifest(folder)["description"]["title"] == "second"
     assert {path.name for path in tmp_path.iterdir()} == {"page", "ort", "model.onnx"}
-
-
-def test_write__never_over_others(tmp_path, runtime, model, monkeypatch):
-    folder = tmp_path / "page"
-    write(model, described(), folder, ort_web=runtime)
     (folder / "holiday.txt").write_text("mine")
     refused("page also holds holiday.txt, which would be lost", write, model, described(), folder, ort_web=runtime)
     assert (folder / "holiday.txt").read_text() == "mine"
