@@ -34,7 +34,7 @@ INT8_TOLERANCE = 0.05  # as `TOLERANCE`, of two runtimes with the same integers,
 RECORD = ".export.json"  # behind the artefact's name: how it came about
 
 Progress = Callable[[int, int | None, str], None]
-# From a float artefact and its session to the name of the int8 one, which gets its description, and what to report.
+# From a float artefact to the name of the int8 one, by a session: its description, and what to report
 Quantise = Callable[[Path, Path, Session], tuple[Description, dict[str, Any]]]
 
 
@@ -266,14 +266,14 @@ def _batches(subject: Subject, image: dict[str, Any]) -> Generator[np.ndarray, N
 def _times(subject: Subject, session: Session, rounds: int) -> Times:
     one = subject.images(None)[0]
     calls: list[Callable[[], Any]] = [lambda: subject.reference(one), lambda: session(one)]
-    for call in calls:
-        call()
 
     def timed(call: Callable[[], Any], _: int) -> float:
         before = time.perf_counter()
         call()
         return 1e3 * (time.perf_counter() - before)
 
+    for call in calls:
+        call()
     ours, theirs = interleave(calls, timed, rounds)
     return Times(summarize(ours), summarize(theirs), paired_ratio(ours, theirs))
 

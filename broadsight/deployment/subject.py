@@ -29,16 +29,14 @@ class Subject:
 
     model: nn.Module  # in eval mode on the CPU; (B, C, H, W) -> a tensor or a tuple of them
     description: Description  # for a fixed size and any number of images; the format changes that
-    # Pixels of a side (or None for the description's) -> normalised images (1, C, H, W), a few, of different images;
-    # each may have a size of its own where there is no crop.
+    # Pixels of a side (None: the description's) -> a few normalised images (1, C, H, W), without a crop of any sizes
     images: Callable[[int | None], list[np.ndarray]]
     shown: str  # what the images are, for the report
     notes: tuple[str, ...] = ()  # what the user should know
     obstacle: str = ""  # why it cannot take any image size
     example_size: tuple[int, int] | None = None  # (height, width) to capture it at for any size; None: `capture` knows
     follow: Callable[[np.ndarray, dict[str, np.ndarray]], list[np.ndarray]] | None = None  # see `compare`
-    # Opened artefact -> how far what it finds in the images is from what the model finds.
-    findings: Callable[[Session], dict[str, float]] | None = None
+    findings: Callable[[Session], dict[str, float]] | None = None  # how far what an artefact finds is from the model's
 
     def reference(self, images: np.ndarray) -> list[np.ndarray]:
         """What the model itself answers. (B, C, H, W) -> the outputs in order."""
@@ -65,7 +63,14 @@ def of_classifier(classifier: Classifier, command: str, images: Sequence[str] = 
     about = provenance(classifier.model, command, dict(classifier.run))
     source = Path(classifier.source).name or title
     description = Description("classify", title, source, classes, ("logits",), image, said, about)
-    data, shown, notes = to_show(images, channels, lambda: _own(classifier))
+
+    def own() -> tuple[Any, str]:
+        if not classifier.run.get("broadsight", {}).get("settings"):
+            return (), ""
+        splits = own_splits(classifier)
+        return splits.val, splits.description["val"]
+
+    data, shown, notes = to_show(images, channels, own)
     data = drawn_scenes(count, classifier) if data is None else data
 
     def photos(side: int | None) -> list[np.ndarray]:
@@ -87,25 +92,15 @@ def spread(length: int, count: int) -> list[int]:
 
 def provenance(model: nn.Module, command: str, run: dict[str, Any]) -> dict[str, Any]:
     """Where an artefact comes from; `run` is what the folder of a run says of it."""
-    found: dict[str, Any] = {
-        **header(command),
-        "architecture": run.get("architecture") or getattr(model, "pretrained_cfg", {}).get("architecture"),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "weights_sha256": weights_digest(model.state_dict()),
-    }
+    known = run.get("architecture") or getattr(model, "pretrained_cfg", {}).get("architecture")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    found: dict[str, Any] = {**header(command), "architecture": known, "parameters": count}
+    found["weights_sha256"] = weights_digest(model.state_dict())
     if about := run.get("broadsight", {}):
         found["run"] = {key: about[key] for key in ("task", "recipe", "best", "metrics") if key in about}
         settings, chosen = about.get("settings", {}), ("model", "pool", "head", "neck", "broadcast", "seed")
         found["run"]["settings"] = {key: settings[key] for key in chosen if key in settings}
     return found
-
-
-def _own(classifier: Classifier) -> tuple[Any, str]:
-    """What a run validated on, none of a model of no run."""
-    if not classifier.run.get("broadsight", {}).get("settings"):
-        return (), ""
-    splits = own_splits(classifier)
-    return splits.val, splits.description["val"]
 
 
 def to_show(images: Sequence[str], channels: int, own: Callable[[], Any]) -> tuple[Any, str, tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """From the raw outputs of an exported dense model to what it found. Needs numpy alone, in any runtime's company."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -140,12 +140,7 @@ def _from_heat_maps(decoding: Mapping[str, Any], outputs: Found, place: Place) -
     return {"keypoints": np.concatenate([there, maps[points, y, x][:, None]], 1).astype(np.float32)}
 
 
-KINDS: dict[str, Callable[[Mapping[str, Any], Found, Place], Found]] = {
-    "anchors": _from_anchors,
-    "queries": _from_queries,
-    "pixels": _from_pixels,
-    "heatmaps": _from_heat_maps,
-}
+KINDS = dict(anchors=_from_anchors, queries=_from_queries, pixels=_from_pixels, heatmaps=_from_heat_maps)
 
 
 def _best(decoding: Mapping[str, Any], scores: np.ndarray) -> np.ndarray:

@@ -148,15 +148,8 @@ def _heat_maps(run: DenseModel, model: Any) -> RawModel:
     return RawModel(AsTuple(model), ("heatmaps",), crop_size(run.recipe), False, preprocessing, decoding)
 
 
-HEADS: dict[str, Callable[[DenseModel, Any], RawModel]] = {
-    "retinanet": _dense_anchors,
-    "fcos": _dense_anchors,
-    "ssdlite": _default_boxes,
-    "rtdetr": _queries,
-    "semantic_fpn": _pixels,
-    "upernet": _pixels,
-    "simple_baseline": _heat_maps,
-}
+HEADS = dict(retinanet=_dense_anchors, fcos=_dense_anchors, ssdlite=_default_boxes, rtdetr=_queries)
+HEADS |= dict(semantic_fpn=_pixels, upernet=_pixels, simple_baseline=_heat_maps)
 
 
 class Copying(TorchFunctionMode):

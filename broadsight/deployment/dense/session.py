@@ -87,6 +87,7 @@ def crops(description: Description, photo: Image.Image, boxes: Any) -> tuple[np.
     said, image = description.preprocessing, description.image
     if said["way"] != "crops":
         raise ValueError(f"{description.title} finds boxes by itself; give it images alone")
+    boxes = [[0, 0, photo.width, photo.height]] if boxes is None else boxes
     boxes = torch.as_tensor(boxes, dtype=torch.float64).reshape(-1, 4)
     photo, size = decode_photo(photo, image["channels"]), (image["height"], image["width"])
     back = invert_affine(crop_affine(boxes, size, padding=said["padding"]))

@@ -82,24 +82,18 @@ def of_dense(
         return {"differing": float(np.mean(differing)), "pixels": float(np.max(pixels))}
 
     def photos(side: int | None) -> list[np.ndarray]:
-        return _images(description, shown, count, free=side is not None, filled=chooses)
+        return _images(description, shown, count, side is not None, chooses)
 
     example, obstacle = (EXAMPLE_SIZE, "") if raw.any_size else (None, f"{why}; leave the option out")
     followed = follow if "chosen" in raw.outputs else None
     return Subject(raw.model, description, photos, words, notes, obstacle, example, followed, findings)
 
 
-def _images(
-    description: Description, shown: Sequence[Shown], count: int, *, free: bool, filled: bool
-) -> list[np.ndarray]:
+def _images(description: Description, shown: Sequence[Shown], count: int, free: bool, filled: bool) -> list[np.ndarray]:
     """The images as (1, C, H, W); with `free` sizes the first in one that is a multiple of nothing, the others each in
     its own; `filled` stretches them to where they would be padded, and then the first is in multiples of cells."""
     if description.preprocessing["way"] == "crops" and not filled:
-        found: list[np.ndarray] = []
-        for photo, boxes in shown:
-            whole = [[0, 0, photo.width, photo.height]]
-            found += [image[None] for image in crops(description, photo, whole if boxes is None else boxes)[0]]
-        return found[:count]
+        return [image[None] for photo, boxes in shown for image in crops(description, photo, boxes)[0]][:count]
     if not free:
         return [_image(description, photo, filled) for photo, _ in shown]
     said, image = description.preprocessing, description.image
@@ -137,9 +131,8 @@ def _shown(run: DenseModel, raw: RawModel, images: Sequence[str], count: int) ->
     side = raw.preprocessing.get("short_side") or (NO_SIZE if raw.preprocessing["way"] == "fit" else min(raw.size))
     scenes = Scenes(count, size=(side, side * 4 // 3), split="test")
     drawn = [scenes.scene(place) for place in range(count)]
-    photos = [decode(Image.fromarray(one.image), run.channels) for one in drawn]
-    boxes = [one.boxes if run.top_down else None for one in drawn]
-    return list(zip(photos, boxes, strict=True)), words, notes
+    boxed = [(decode(Image.fromarray(x.image), run.channels), x.boxes if run.top_down else None) for x in drawn]
+    return boxed, words, notes
 
 
 def _read(source: Any, count: int, *, boxes: bool = False) -> list[Shown]:

@@ -5,6 +5,7 @@ import tempfile
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,21 +138,17 @@ def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
 def _ranges(source: Path, calibration: Any) -> tuple[Any, set[str]]:
     """The smallest and largest value of every tensor around a product, and the names of tensors without such values."""
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator
     from onnxruntime.quantization.calibrate import TensorsData
 
     count = onnx.load(source).graph.input[0].type.tensor_type.shape.dim[0].dim_value or BATCH  # 0 if any number does
 
-    class Batches(CalibrationDataReader):
-        starts = iter(range(0, len(calibration), count))
-
-        def get_next(self) -> Any:
-            start = next(self.starts, None)
-            return None if start is None else {INPUT: np.ascontiguousarray(calibration[start : start + count])}
-
+    starts = range(0, len(calibration), count)
+    batches = ({INPUT: np.ascontiguousarray(calibration[start : start + count])} for start in starts)
+    reader: Any = SimpleNamespace(get_next=lambda: next(batches, None))
     options: Any = dict(calibrate_method=CalibrationMethod.MinMax)
     calibrator = create_calibrator(source, [*PRODUCTS, *WITHIN], str(source.with_name("augmented.onnx")), **options)
-    calibrator.collect_data(Batches())
+    calibrator.collect_data(reader)
     found = {name: one.range_value for name, one in calibrator.compute_data().items()}
     finite = {name: both for name, both in found.items() if np.isfinite(both).all()}
     return TensorsData(CalibrationMethod.MinMax, finite), found.keys() - finite.keys()

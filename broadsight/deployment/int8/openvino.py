@@ -1,5 +1,6 @@
 """OpenVINO in int8: post-training quantisation by NNCF."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -145,11 +146,10 @@ def _origins(program: ExportedProgram) -> dict[str, tuple[str, str]]:
 
 def _owner(node: Any, weights: Mapping[str, np.ndarray]) -> str:
     """Whose filters a product has; folding a normalisation into it scales them and loses its name."""
-    constant = node.input_value(1).get_node()
+    constant, grouped = node.input_value(1).get_node(), node.get_type_name() == "GroupConvolution"
     if constant.get_type_name() != "Constant":
         return ""
-    shape = tuple(constant.get_output_shape(0))
-    mine = _directions(constant.data, shape[0] * shape[1] if node.get_type_name() == "GroupConvolution" else shape[0])
+    mine = _directions(constant.data, math.prod(tuple(constant.get_output_shape(0))[: 2 if grouped else 1]))
     lengths = np.linalg.norm(mine, axis=1)
     for name, one in weights.items():
         if one.shape == mine.shape and lengths.any() and np.abs(np.abs((one * mine).sum(1)) - lengths).max() < 1e-3:

@@ -111,16 +111,12 @@ def quantiser(classifier: Classifier, title: str, request: Request, progress: Pr
         reasons = {name: "int8 loses too much" if name in costs else "asked for" for name in best.kept}
         floats: list[Any] = [{"layer": name, "reason": why, **costs.get(name, {})} for name, why in reasons.items()]
         count, after = len(calibrated.layers), best.answers
-        layers = dict(layers=count, in_int8=count - len(floats), kept_in_float=floats)
-        found: dict[str, Any] = {
-            "calibration": {"images": len(calibration), "from": sources.said},
-            **layers,
-            "always_in_float": dict(calibrated.passed_over),
-            "top1": None if before.top1 is None else {"float": before.top1, "int8": after.top1},
-            "max_drop": max_drop,
-            "same_class": float((before.predicted == after.predicted).mean()),
-            "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
-        }
+        found: dict[str, Any] = {"calibration": {"images": len(calibration), "from": sources.said}}
+        found |= dict(layers=count, in_int8=count - len(floats), kept_in_float=floats)
+        found["always_in_float"] = dict(calibrated.passed_over)
+        found["top1"] = None if before.top1 is None else {"float": before.top1, "int8": after.top1}
+        found |= dict(max_drop=max_drop, same_class=float((before.predicted == after.predicted).mean()))
+        found["measured_on"] = {"images": len(before.predicted), "from": sources.place or sources.said}
         description = replace(session.description, quantised=found)
         form.describe(target, description)
         sizes = {"float": file_bytes(source), "int8": file_bytes(target)}

@@ -1,8 +1,7 @@
 """Multi-scale interaction: unfolding, which runtimes do not know, as slices of pairs of cells; pooling to open sizes.
 
 Torch takes a size of 1 for a constant. So where sizes are open, every coarse map gets spare rows and columns at the
-bottom and the right, which keep every count above it, that of the stride-two windows included.
-"""
+bottom and the right, which keep every count above it, that of the stride-two windows included."""
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +20,7 @@ SPARE = 2  # rows and columns of a coarse map of open size
 @lowers(PooledBranch)
 class LoweredPooledBranch(PooledBranch):
     def forward(self, x: Tensor) -> Tensor:
-        H, W = x.shape[1], x.shape[2]
-        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), H, W)
+        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), x.shape[1], x.shape[2])
 
 
 @lowers(AttentionPath)

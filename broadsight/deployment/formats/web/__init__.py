@@ -71,12 +71,9 @@ class Web(Format):
                 (unfinished / name).write_bytes(source.read_bytes())
             parts = dict(glue=runtime / GLUE, wasm=runtime / WASM, model=Path(program))
             packed = {name: _pack(unfinished, STEMS[name], file.read_bytes()) for name, file in parts.items()}
-            said = {
-                "made": f"broadsight {__version__}, onnxruntime-web {version(runtime)}",
-                "description": json.loads(description.to_json()),
-                "packed": packed,
-                "files": sorted([*_below(unfinished), MANIFEST]),
-            }
+            said: dict[str, Any] = {"made": f"broadsight {__version__}, onnxruntime-web {version(runtime)}"}
+            said |= {"description": json.loads(description.to_json()), "packed": packed}
+            said["files"] = sorted([*_below(unfinished), MANIFEST])
             (unfinished / MANIFEST).write_text(manifest_text(said), encoding="utf-8")
 
     def open(self, path: str | Path, threads: int | None = None) -> Session:
@@ -234,11 +231,10 @@ def _fetch(folder: Path) -> None:
         raise ValueError(f"the format web needs {PACKAGE}, and there is no npm to fetch it; {BY_HAND}")
     try:
         with whole_folder(folder, replace=True) as unfinished, tempfile.TemporaryDirectory() as scratch:
-            with tarfile.open(_packed(npm, Path(scratch))) as archive:
+            with tarfile.open(_packed(npm, Path(scratch))) as archive:  # whose digest we know
+                opened: Any = archive.extractfile
                 for name in DIGESTS:
-                    member = archive.extractfile(f"package/dist/{name}")
-                    assert member is not None  # the archive is the one whose digest we know
-                    (unfinished / name).write_bytes(member.read())
+                    (unfinished / name).write_bytes(opened(f"package/dist/{name}").read())
             if not _is_whole(unfinished):
                 raise ValueError(f"the files of {PACKAGE}@{VERSION} are not those that were checked; {BY_HAND}")
     except OSError as error:
@@ -249,8 +245,7 @@ def _fetch(folder: Path) -> None:
 
 def _packed(npm: str, scratch: Path) -> Path:
     """The archive of the package, as npm sends it. Of a failure npm's code, since its words name the address."""
-    command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--loglevel=error"]
-    reason = ""
+    command, reason = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--loglevel=error"], ""
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
@@ -263,7 +258,6 @@ def _packed(npm: str, scratch: Path) -> Path:
     found = list(scratch.glob("*.tgz"))
     if reason or len(found) != 1:
         raise ValueError(f"npm cannot fetch {PACKAGE}@{VERSION} ({reason or 'no archive came'}); {BY_HAND}")
-    digest = base64.b64encode(hashlib.sha512(found[0].read_bytes()).digest()).decode()
-    if f"sha512-{digest}" != INTEGRITY:
+    if f"sha512-{base64.b64encode(hashlib.sha512(found[0].read_bytes()).digest()).decode()}" != INTEGRITY:
         raise ValueError(f"npm gave another {PACKAGE}@{VERSION} than the one that was checked; {BY_HAND}")
     return found[0]
