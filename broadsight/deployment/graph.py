@@ -32,8 +32,7 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     for module in made.modules():
         part: Any = module
         if getattr(part, "fused_attn", False) is True:
-            # Exporters take it apart as well, but choke on views of what it gave; runtimes know the plain form by sight
-            part.fused_attn = False
+            part.fused_attn = False  # exporters choke on views of what it gave; runtimes know the plain form by sight
         if size is not None and getattr(part, "dynamic_img_size", False) is True and hasattr(part, "set_input_size"):
             embed: Any = getattr(part, "patch_embed", None)
             padded = getattr(embed, "dynamic_img_pad", False)  # to whole patches
@@ -47,9 +46,8 @@ def why_one_size(model: nn.Module) -> str:
     """Why an exported model takes images of one size only; empty if it takes any."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     resamples = any(getattr(module, "dynamic_img_size", False) is True for module in model.modules())
-    if config.get("fixed_input_size") or resamples:
-        return "its positions or windows are made for it; --size exports it for another"
-    return ""
+    why = "its positions or windows are made for it; --size exports it for another"
+    return why if config.get("fixed_input_size") or resamples else ""
 
 
 def capture(
@@ -92,8 +90,8 @@ def capture(
 
     try:
         with torch.no_grad(), quiet(), oblivious, ExitStack() as stack:
-            if not any_size and hasattr(positions, "is_exporting"):  # since timm 1.0.31
-                # Else timm would resample positions even if they fit the image; not all runtimes know how.
+            # From 1.0.31 on timm would resample positions even if they fit the image; not all runtimes know how.
+            if not any_size and hasattr(positions, "is_exporting"):
                 stack.callback(setattr, positions, "is_exporting", positions.is_exporting)
                 positions.is_exporting = lambda: False
             try:

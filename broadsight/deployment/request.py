@@ -9,6 +9,7 @@ from ..options import CLASSIFIERS, MOST, RUN, TIMM_NAMES, ModelOptions, option
 BATCHES = "formats that take several images at once"
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them
 INT8, WEB = ("--int8",), ("--format web",)
+IMAGES = dict(metavar="IMAGES")
 PATTERNS = "files, folders and quoted patterns, joined by commas; without it the run's own, or drawn scenes"
 
 
@@ -28,10 +29,7 @@ class Request(ModelOptions):
         None, "with --int8: labelled images to measure accuracy on; without it what the run validated on", of=INT8
     )
     calibrate: str | None = option(
-        None,
-        "with --int8: folder of images to calibrate on; without it the training part of DATA",
-        metavar="IMAGES",
-        of=INT8,
+        None, "with --int8: folder of images to calibrate on; without it the training part of DATA", **IMAGES, of=INT8
     )
     calibration_images: int = option(128, "with --int8: so many of them", of=INT8, least=1)
     max_drop: float = option(
@@ -42,16 +40,13 @@ class Request(ModelOptions):
     )
     any_size: bool = option(False, "take images of any size, where the model can; slower than a fixed size")
     any_batch: bool = option(True, "take any number of images at once; else one", of=(BATCHES,))
-    images: tuple[str, ...] = option((), f"images to compare on: {PATTERNS}", metavar="IMAGES")
+    images: tuple[str, ...] = option((), f"images to compare on: {PATTERNS}", **IMAGES)
     compare: int = option(8, "so many images", least=1)
     tolerance: float = option(TOLERANCE, "largest difference to torch that is let through, over the largest output")
     rounds: int = option(11, "of timing against torch; 0 for none", least=0)
     threads: int = option(1, "of torch and of the runtime while comparing and timing", least=1, most=MOST)
     ort_web: str | None = option(
-        None,
-        "with --format web: folder of onnxruntime-web; without it from npm, once",
-        metavar="DIR",
-        of=WEB,
+        None, "with --format web: folder of onnxruntime-web; without it from npm, once", metavar="DIR", of=WEB
     )
     pretrained: bool = option(
         True, "timm's own weights for a timm name that has some; others get random ones, with a note", of=(TIMM_NAMES,)

@@ -105,8 +105,8 @@ def export(
     form, facts = check_request(request), facts_of(request.run)
     facts["--int8"] = facts[CLASSIFIERS] or (None if request.int8 else "which is not given")
     facts["--format web"] = None if request.format == "web" else f"this is --format {request.format}"
-    batches = form.int8_batches if request.int8 else form.batches
-    one = f"{request.format}{' in int8' if request.int8 else ''} takes one image at a time"
+    batches, how = (form.int8_batches, " in int8") if request.int8 else (form.batches, "")
+    one = f"{request.format}{how} takes one image at a time"
     facts[BATCHES] = None if batches or not request.any_batch else one
     request.refuse_ignored(facts)
     if request.out is not None:
@@ -137,7 +137,8 @@ def export(
 
 def _classifier(request: Request) -> tuple[Classifier, list[str]]:
     """The classifier to export, on the CPU; random weights for a timm name that has none, with a note."""
-    run, notes, options = request.run, [], {}
+    run, notes = request.run, []
+    options: dict[str, Any] = {} if isinstance(run, Classifier) else {"device": "cpu"}
     plain = isinstance(run, str) and not Path(run).is_dir() and timm.is_model(run.split(".")[0])
     if plain and not request.checkpoint:
         config = timm.models.get_pretrained_cfg(run)
@@ -145,9 +146,8 @@ def _classifier(request: Request) -> tuple[Classifier, list[str]]:
             options["pretrained"] = False
             notes.append(f"{run} has random weights: for the speed and a trial; --checkpoint gives it trained ones")
     torch.manual_seed(0)  # for weights that nobody has trained
-    device = {} if isinstance(run, Classifier) else {"device": "cpu"}
     try:
-        return open_asked(request, **device, **options), notes
+        return open_asked(request, **options), notes
     except RuntimeError as error:
         if "cannot be had" not in str(error):
             raise
@@ -228,8 +228,8 @@ def write_artefact(
                 target.rename(folder / "replaced")
             artefact.rename(target)
     progress(steps, steps, "done")
-    took = time.perf_counter() - started
-    found = Exported(target, size, description, agreement, times, int8, took, subject.shown, subject.notes, findings)
+    took, shown = time.perf_counter() - started, (subject.shown, subject.notes)
+    found = Exported(target, size, description, agreement, times, int8, took, *shown, findings)
     write_json(found.record(), target.with_name(target.name + RECORD))
     return found
 

@@ -46,8 +46,7 @@ def test_app__serves_what_is_named_on_this_computer_or_another_host(served, mine
 def test_app__nothing_named_and_no_runs_says_that_it_is_untrained(served, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["app", "--max-upload", "3"]) == 0
-    assert served[0][0] == ["resnet10t-map (untrained)"]
-    assert served[0][1]["megabytes"] == 3
+    assert (served[0][0], served[0][1]["megabytes"]) == (["resnet10t-map (untrained)"], 3)
     assert "random weights, the answers mean nothing; `broadsight train`" in capsys.readouterr().out
 
 

@@ -67,6 +67,12 @@ def read(file: Path):
 def test_eval__figures_are_those_of_pycocotools_on_the_files_and_views_are_kept(
     detector, coco, tmp_path, monkeypatch, done
 ):
+    monkeypatch.chdir(tmp_path)
+    views = "--flip", "--scales", "1,1.5", "--samples", "2", "--workers", "0", "--json", "-"
+    record = json.loads(done("eval", detector, coco, *views)[0])
+    assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
+    assert record["data"]["images"] == 2
+    assert (tmp_path / "evaluations" / "annotations-json-retinanet-test_resnet-1" / "report.html").is_file()
     out = tmp_path / "evaluation"
     shown, _ = done("eval", detector, coco, "--out", out, "--workers", "0")
     record = read(out / "evaluation.json")
@@ -77,12 +83,6 @@ def test_eval__figures_are_those_of_pycocotools_on_the_files_and_views_are_kept(
     assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
     page = (out / "report.html").read_text("utf-8")
     assert "Found in images" in page and "000000000001.png" in page and "box AP %" in shown
-    monkeypatch.chdir(tmp_path)
-    views = "--flip", "--scales", "1,1.5", "--samples", "2", "--workers", "0", "--json", "-"
-    record = json.loads(done("eval", detector, coco, *views)[0])
-    assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
-    assert record["data"]["images"] == 2
-    assert (tmp_path / "evaluations" / "annotations-json-retinanet-test_resnet-1" / "report.html").is_file()
 
 
 def test_segmenter__eval_of_what_it_validated_on_report_and_class_maps(segmenter, coco, tmp_path, done):

@@ -60,8 +60,7 @@ class Made:
 
 
 # The others differ from these in what is timm's own, or in one operation.
-LATER = {"stvit_base", "vit_tiny_cb_s", "deit_tiny_distilled_cb", "vit_small_cb_hybrid", "vit_small_cb_gate"}
-LATER |= {name for name in SMALL if name.startswith("map of")}
+LATER = {"stvit_base", *SHALLOW, *(name for name in SMALL if name.startswith("map of"))} - {"vit_tiny_cb"}
 PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in SMALL]
 
 

@@ -21,11 +21,7 @@ Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 def predict_images(session: Session, images: Iterable[Image.Image], boxes: Sequence[Any] | None = None) -> list[Found]:
     """What an opened artefact finds in each image, of any size and mode, in its own pixels, as `decode` has it; of pose
-    models also the boxes that were given, and the mean of how sure their keypoints are as "scores".
-
-    Args:
-        boxes: For pose models, (N, 4) for each image; without them one that is all of the image.
-    """
+    models, which take boxes (N, 4) for each image or else all of it, also these, and as "scores" how sure they are."""
     images = list(images)
     if boxes is not None and len(boxes) != len(images):
         raise ValueError(f"boxes of {len(boxes)} images for {len(images)}; expected one (N, 4) for each")

@@ -86,8 +86,7 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
 
     folded = constant_prop_pass(deepcopy(program))
     for name in set(folded.constants) - set(program.constants):
-        # As tensors with memory of their own: a parameter that was passed on unchanged is looked for among the
-        # buffers, and of a slice the first numbers of the whole would be written.
+        # With memory of their own: parameters that were passed on are looked for among buffers, slices written whole
         folded.constants[name] = folded.constants[name].detach().clone(memory_format=torch.contiguous_format)
     return folded
 

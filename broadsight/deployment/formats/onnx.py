@@ -92,8 +92,7 @@ def add_bias_within(model: Any) -> None:
 
     graph = model.graph
     constants = {one.name: tuple(one.dims) for one in graph.initializer}
-    known = {one.name: one.type.tensor_type.shape.dim for one in (*graph.input, *graph.value_info)}
-    # With -1 for a length that is unknown; empty if all of it is
+    known = {one.name: one.type.tensor_type.shape.dim for one in (*graph.input, *graph.value_info)}  # -1: unknown
     shapes = {name: [x.dim_value if x.HasField("dim_value") else -1 for x in dims] for name, dims in known.items()}
     readers = readers_of(graph)
     kept, replaced = [], set()

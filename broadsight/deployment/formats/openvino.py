@@ -53,8 +53,7 @@ class OpenVINO(Format):
         model = core.read_model(str(path))
         description = description_of(model)
         single = for_one_image(model, description)
-        # takes as long again: not for who only ever has one image
-        several = cache(lambda: compiled(core, model, threads).create_infer_request())
+        several = cache(lambda: compiled(core, model, threads).create_infer_request())  # as long again: if asked for
         one = several() if single is None else compiled(core, single, threads).create_infer_request()
 
         def run(images: np.ndarray) -> list[np.ndarray]:

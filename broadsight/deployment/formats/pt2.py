@@ -1,5 +1,4 @@
 """PT2: torch's own archive of an exported program, run by torch; what lies inside is looked at before torch sees it.
-
 torch.export.load unpickles, evaluates formulas of open sizes, executes guards, loads compiled code and calls operators
 by any name. Here every entry, name, operator and formula is one that exported models need, or it is refused."""
 

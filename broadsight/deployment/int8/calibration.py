@@ -77,11 +77,11 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
     count = len(task.source)
     if count < 2:
         raise ValueError(f"{place} has one image; expected two, one of them to calibrate on; or give --calibrate")
-    order = np.random.default_rng(0).permutation(count)
     few = min(images, max(1, count // 4))
-    measured = replace(task, source=View(task.source, np.sort(order[few:])), accepted=None)
+    parts = np.split(np.random.default_rng(0).permutation(count), [few])
+    calibrated, measured = (View(task.source, np.sort(part)) for part in parts)
     note = f"{place} sets nothing apart to train on: accuracy is measured on what was not calibrated on"
-    return Sources(View(task.source, np.sort(order[:few])), place, measured, place, (*notes, note))
+    return Sources(calibrated, place, replace(task, source=measured, accepted=None), place, (*notes, note))
 
 
 def _training_part(classifier: Classifier, data: str | None, own: str | None, labelled: Found) -> Found | None:

@@ -1,5 +1,4 @@
 """Multi-scale interaction: unfolding, which runtimes do not know, as slices of pairs of cells; pooling to open sizes.
-
 Torch takes a size of 1 for a constant. So where sizes are open, every coarse map gets spare rows and columns at the
 bottom and the right, which keep every count above it, that of the stride-two windows included."""
 

@@ -1,8 +1,7 @@
-"""What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open.
-
-Runtimes know matrix products, soft-max, transposition and gathering; strided views, fused attention, stable sorts and
-writes by index become chains of small operations, or nothing. A branch on an open size, or a slice whose end cannot be
-proven to lie inside, would pin a program to its example: maps of open size are always padded, and cropped by index."""
+"""What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open. Runtimes
+know matrix products, soft-max, transposition and gathering; strided views, fused attention, stable sorts and writes by
+index become chains of small operations, or nothing. A branch on an open size, or a slice whose end cannot be proven to
+lie inside, would pin a program to its example: maps of open size are always padded, and cropped by index."""
 
 import torch
 import torch.nn.functional as F

@@ -168,8 +168,8 @@ def test_sources__calibration_never_sees_what_is_measured_on(data, tmp_path):
     assert len(found.calibration) == 6 and len(found.task.source) == 18  # a quarter, as nothing is set apart
     assert not names(found.calibration) & names(found.task.source)
     assert any("was not calibrated on" in note for note in found.notes)
-    settings = {"data": str(tmp_path / "flat"), "seed": 3, "split": 0.25}
-    found = sources_of(tmp_path / "flat", images=5, run={"broadsight": {"settings": settings, "recipe": {}}})
+    run = {"broadsight": {"settings": {"data": str(tmp_path / "flat"), "seed": 3, "split": 0.25}, "recipe": {}}}
+    found = sources_of(tmp_path / "flat", images=5, run=run)
     assert len(found.calibration) == 18 and len(found.task.source) == 6  # as the run had split them
     assert not names(found.calibration) & names(found.task.source)
 

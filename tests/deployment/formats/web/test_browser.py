@@ -234,12 +234,10 @@ def test_answers__grey_of_16_bits_is_near(opened, places, tmp_path):
 
 
 def test_answers__int8(opened, places, images):
-    classifier, few = places[1]["int8"], images[:6]
+    classifier, files = places[1]["int8"], {file.name: file for file in images[:6]}
     found = opened("int8", "file")
-    found.set_input_files("#files", [str(file) for file in few])
-    session = plain_session(places[0] / "int8")
-    seen = classifier.transforms.build(training=False)
-    files = {file.name: file for file in few}
+    found.set_input_files("#files", [str(file) for file in files.values()])
+    session, seen = plain_session(places[0] / "int8"), classifier.transforms.build(training=False)
     for name, rows in answers(found).items():
         tensor = classifier.normalise(torch.as_tensor(seen(decode(files[name])))[None]).numpy()
         chances = torch.from_numpy(session.run(None, {"images": tensor})[0]).softmax(1)[0]
