@@ -1,7 +1,5 @@
 """The command that ships a model: export."""
 
-from typing import Any
-
 from .. import api
 from ..deployment.request import Request
 from ..errors import printable
@@ -11,14 +9,8 @@ from .parser import DONE
 def export(request: Request) -> int:
     """Export, and say how the artefact compares with the model."""
     found = api.export(request, progress=True)
-    if request.json != "-":
-        for line in _lines(found, request):
-            print(printable(line))
-    return DONE
-
-
-def _lines(found: Any, request: Request) -> list[str]:
-    """What a user wants to know of an export."""
+    if request.json == "-":
+        return DONE
     agreement, image = found.agreement, found.description.image
     batch = "any number of images" if image["any_batch"] else "one image at a time"
     sides = "any size" if image["any_size"] else f"{image['height']} x {image['width']} pixels"
@@ -45,4 +37,6 @@ def _lines(found: Any, request: Request) -> list[str]:
         how = f"±{speedup.spread:.0%}, {request.rounds} rounds, {request.threads} thread{'s' * (request.threads > 1)}"
         both = f"torch {torch.median:.1f} ms, {runtime} {artefact.median:.1f} ms"
         lines.append(f"one image: {both}, {speedup.median:.2f} times as fast ({how})")
-    return lines
+    for line in lines:
+        print(printable(line))
+    return DONE

@@ -34,6 +34,7 @@ INT8_TOLERANCE = 0.05  # as `TOLERANCE`, of two runtimes with the same integers,
 RECORD = ".export.json"  # behind the artefact's name: how it came about
 
 Progress = Callable[[int, int | None, str], None]
+Tell = Callable[[str], None]
 # From a float artefact to the name of the int8 one, by a session: its description, and what to report
 Quantise = Callable[[Path, Path, Session], tuple[Description, dict[str, Any]]]
 
@@ -97,9 +98,7 @@ def check_target(target: Path, form: Format) -> None:
         raise ValueError(f"cannot write {target}: {what}; choose another --out")
 
 
-def export(
-    request: Request, progress: Progress = lambda *_: None, tell: Callable[[str], None] = lambda note: None
-) -> Exported:
+def export(request: Request, progress: Progress = lambda *_: None, tell: Tell = lambda note: None) -> Exported:
     """Write a model for another runtime, and let it stay only if it computes what the model does. `tell` is given what
     the user should know, a line each, before the work begins."""
     form, facts = check_request(request), facts_of(request.run)

@@ -56,8 +56,7 @@ def call(tmp_path, monkeypatch, capsys):
 def test_list(call, tmp_path):
     for given in ((), ("list",)):
         code, out, err = call(*given)
-        assert code == 0 and not err
-        assert all(name in out for name in MEASURES)
+        assert (code, err) == (0, "") and all(name in out for name in MEASURES)
     entries = json.loads(call("list", "--json")[1])
     assert [entry["name"] for entry in entries] == MEASURES
     assert entries[0].keys() >= {"about", "needs", "examples", "source", "images", "least", "labels", "options"}

@@ -36,8 +36,7 @@ def test_app__serves_what_is_named_on_this_computer_or_another_host(served, mine
     assert main(["app", mine, "--threads", "1"]) == 0
     assert served == [(["mine"], dict(host="127.0.0.1", port=None, megabytes=20.0, storage=None, allow_host=""), 1)]
     said = capsys.readouterr()
-    assert "mine: http://127.0.0.1:1/" in said.out and "stopped" in said.out
-    assert said.err == ""
+    assert "mine: http://127.0.0.1:1/" in said.out and "stopped" in said.out and said.err == ""
     assert main(["app", mine, "--host", "0.0.0.0", "--allow-host", "gpu.example,b:9000", "--max-storage", "60"]) == 0
     assert "everybody who reaches this computer" in capsys.readouterr().err
     assert (served[1][1]["allow_host"], served[1][1]["storage"]) == ("gpu.example,b:9000", 60)

@@ -25,8 +25,7 @@ def batches() -> list[np.ndarray]:
 
 def test_compare__counts_images_and_finds_the_largest_difference_over_the_largest_output():
     found = compare(session_of(lambda x: x), reference, batches())
-    assert (found.images, found.largest, found.relative, found.same_class) == (5, 0.0, 0.0, 1.0)
-    assert found.within(1e-9)
+    assert (found.images, found.largest, found.relative, found.same_class) == (5, 0.0, 0.0, 1.0) and found.within(1e-9)
     given = [np.full((1, 3, 2, 2), 2.0, np.float32), np.full((2, 3, 2, 2), -8.0, np.float32)]
     found = compare(session_of(lambda x: x + np.float32([0, 0.5, 0, 0])), reference, given)
     assert (found.largest, found.relative) == (0.5, 0.5 / 8)

@@ -79,7 +79,7 @@ def _dense_anchors(run: DenseModel, model: Any) -> RawModel:
     each = zip(generator.strides, generator.cell_anchors, strict=True)
     levels = [{"stride": stride, "step": [stride, stride], "boxes": boxes.tolist()} for stride, boxes in each]
     centered = hasattr(model.head.regression_head, "bbox_ctrness")
-    outputs = (*BOXES, *(["bbox_ctrness"] if centered else []))
+    outputs = (*BOXES, "bbox_ctrness") if centered else BOXES
     decoding = _of_anchors(model, "sigmoid", levels, generator.offset, None if run.head == "fcos" else model.box_coder)
     short, long = model.transform.image_size or (None, None)
     said = dict(short_side=short, long_side=long, rounding="down", antialias=False)
@@ -128,9 +128,7 @@ def _pixels(run: DenseModel, model: Any) -> RawModel:
     return _fitting(model, RawSegmenter(model), ("logits",), said, decoding, views.short_side)
 
 
-def _fitting(
-    model: Any, inner: nn.Module, outputs: tuple[str, ...], said: Said, decoding: Said, canvas: int | None
-) -> RawModel:
+def _fitting(model: Any, inner: nn.Module, outputs: Any, said: Said, decoding: Said, canvas: int | None) -> RawModel:
     """For images that keep their aspect: the shorter side gets "short_side" pixels unless the longer would exceed
     "long_side"; on a square of at least `canvas`, or padded to a "multiple" where sizes are open."""
     side = -(-(canvas or 640) // CELL) * CELL

@@ -60,7 +60,7 @@ def of_dense(
     description = Description(*names, image, raw.preprocessing, about, decoding=raw.decoding)
     shown, words, notes = _shown(run, raw, images, count)
     if raw.decoding["kind"] == "pixels" and not any_size:
-        other = "" if not raw.any_size else "; --any-size sees them as the run does"
+        other = "; --any-size sees them as the run does" if raw.any_size else ""
         notes = (*notes, f"images that are not square are made to fit {height}x{width} pixels{other}")
     why = WHY_ONE_SIZE[raw.preprocessing["way"]].format(sides=f"{height}x{width}")
     chooses = any(isinstance(module, PartialAttention) for module in raw.model.modules())

@@ -52,8 +52,8 @@ class ExecuTorch(Format):
             there = portable_lib._threadpool_get_thread_count()
             if threads not in (None, there):
                 if len(_open):
-                    said = f"ExecuTorch runs with {there} threads, not {threads}, until its open sessions are forgotten"
-                    raise ValueError(said)
+                    what = f"ExecuTorch runs with {there} threads, not {threads}"
+                    raise ValueError(f"{what}, until its open sessions are forgotten")
                 portable_lib._unsafe_reset_threadpool(threads)
             content = path.read_bytes()
             if content[4:6] != b"ET":

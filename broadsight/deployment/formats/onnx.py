@@ -143,8 +143,7 @@ def _biased(node: Any, constants: Any, shapes: Any, readers: Any) -> tuple[Any, 
     bias = add.input[1] if add.input[0] == node.output[0] else add.input[0]
     if constants.get(bias) != (weight[1],):
         return None
-    front = shape[:-1]
-    return None if front.count(-1) > 1 or 0 in front else (add, bias, front)
+    return None if shape[:-1].count(-1) > 1 or 0 in shape[:-1] else (add, bias, shape[:-1])
 
 
 def check_onnx(content: bytes) -> None:

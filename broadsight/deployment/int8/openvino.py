@@ -55,9 +55,8 @@ class CalibratedOpenVINO(Calibrated):
         name = self.layers[layer]
         rounded, model = _by_name(self._whole)[name], self._float.clone()
         node = _by_name(model)[name]
-        values = node.input_value(0)
         if (grid := _grid(rounded)) is not None:
-            node.input(0).replace_source_output(opset13.fake_quantize(values, *grid).output(0))
+            node.input(0).replace_source_output(opset13.fake_quantize(node.input_value(0), *grid).output(0))
         results: Any = [opset13.result(rounded.input_value(1))]  # what constants come to
         kind: Any = openvino.Model  # its many constructors are more than a type checker follows
         constants = compiled(self._core, kind(results, [], "constant"), self.threads).create_infer_request()

@@ -206,7 +206,7 @@ def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -
         lines.append(f"top-1 {where}: {both}, {points} (limit {limit:g}); the same class for {same}")
     ranked = [one for one in found["kept_in_float"] if "moves_logits_by" in one]
     asked = [one["layer"] for one in found["kept_in_float"] if "moves_logits_by" not in one]
-    count = len(asked) + len(ranked)
+    count = len(found["kept_in_float"])
     lines.append(f"kept in float: {count or 'no'} layer{'' if count == 1 else 's'}")
     lines += [f"  {one['layer']}: alone it moves the logits by {one['moves_logits_by']:.1%}" for one in ranked[:SHOWN]]
     if len(ranked) > SHOWN:

@@ -1,6 +1,7 @@
 """Feature maps merged and pooled, as convolutions where sizes are known, by products where open."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +26,7 @@ class LoweredMergeMaps(MergeMaps):
         maps = list(features) if self.level > 0 else [features[-1]]
         weight, shift = folded
         # Convolutions leave the maps in the layout that runtimes have chosen for those before.
-        merged: Tensor | None = None
+        merged: Any = None
         for x, part in zip(maps, weight.split(self.used, 1), strict=True):
             bias = shift.flatten() if merged is None else None
             if self.grows(x, grid):
@@ -33,7 +34,6 @@ class LoweredMergeMaps(MergeMaps):
             else:
                 x = F.conv2d(self.take_middles(x, grid), part[:, :, None, None], bias)
             merged = x if merged is None else merged + x
-        assert merged is not None
         return self.act(merged)
 
     def grows(self, x: Tensor, grid: Sequence[int]) -> bool:

@@ -165,8 +165,7 @@ def test_of_opened__says_why_a_head_takes_one_size_and_draws_scenes_where_the_im
 def test_of_opened__leaves_out_what_cannot_be_read(tmp_path):
     Image.new("RGB", (40, 30), "red").save(tmp_path / "b.png")
     (tmp_path / "a.png").write_bytes(b"no image")
-    subject = of_opened(dense_run("fcos"), "", [str(tmp_path)], count=5)
-    assert len(subject.images(None)) == 1
+    assert len(of_opened(dense_run("fcos"), "", [str(tmp_path)], count=5).images(None)) == 1
     asked = of_opened, dense_run("fcos"), ""
     refused("none of the 1 images to compare on can be read; ", *asked, [str(tmp_path / "a.png")])
     refused("no such file", *asked, [str(tmp_path / "c.png")], error=FileNotFoundError)

@@ -20,8 +20,7 @@ def test_write_and_open__the_same_numbers_and_description(name, tmp_path):
     session = open_artefact(path, threads=1)
     assert session.description == said
     found = compare(session, reference(model), [noise(1, 3, 32, 32), noise(3, 3, 32, 32)])
-    assert found.within(1e-5), found
-    assert found.largest > 0 or name == "pt2"  # another runtime rounds in another way: it did run
+    assert found.within(1e-5) and (found.largest > 0 or name == "pt2"), found  # other runtimes round otherwise
 
 
 @pytest.mark.parametrize("name", [name for name in SINGLE if FORMATS[name].sizes])

@@ -34,13 +34,11 @@ def calibrated(form, source) -> Calibrated:
     return form.calibrated(source, noise(), threads=1)
 
 
-def test_unique_names__a_module_of_its_own_needs_no_more():
+def test_names_of_layers__unique_and_matching():
     found = [("stem", "conv2d"), ("attn", "linear"), ("attn", "matmul"), ("attn", "matmul"), ("", "node_7")]
     assert unique_names(found) == ["stem", "attn.linear", "attn.matmul", "attn.matmul_1", "node_7"]
     assert unique_names([("fc", "linear"), ("fc", "linear")]) == ["fc.linear", "fc.linear_1"]
-
-
-def test_matching__patterns_and_whole_modules_in_the_order_of_the_names():
+    # By patterns and whole modules, in the order of the names
     names = ["stages.0.conv", "stages.0.mlp.fc1", "stages.1.conv", "head.fc"]
     assert matching(["head", "stages.0.*"], names) == ["stages.0.conv", "stages.0.mlp.fc1", "head.fc"]
     assert matching(["*.conv"], names) == ["stages.0.conv", "stages.1.conv"]
@@ -104,8 +102,8 @@ def test_write__products_of_every_kind(form, tmp_path):
     path = written(Odd(), tmp_path / f"odd{form.suffix}", any_batch=form.name != "onnx")
     calibrated = form.calibrated(path, noise())
     computed = 2 if form.name == "onnx" else 3
-    assert sorted(calibrated.passed_over.values()) == sorted([COMPUTED] * computed + [ENDLESS])
-    assert calibrated.passed_over["mix"] == ENDLESS
+    reasons = calibrated.passed_over
+    assert sorted(reasons.values()) == sorted([COMPUTED] * computed + [ENDLESS]) and reasons["mix"] == ENDLESS
     assert "head" in calibrated.layers and len(calibrated.layers) == 5 - computed
     calibrated.write(tmp_path / f"small{form.suffix}")
     before, after = (open_artefact(one, 1)(noise(5))["logits"] for one in (path, tmp_path / f"small{form.suffix}"))

@@ -37,7 +37,6 @@ DAMAGED = (OSError, ValueError, EOFError, KeyError, TypeError, IndexError, zlib.
 PACKAGE = "onnxruntime-web"
 VERSION = "1.30.0"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
-
 SCRIPT, GLUE, WASM = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
 DIGESTS = {  # sha256 of what VERSION has
     SCRIPT: "faece07e84faa9001f5104bbe4e5c70861d06cb2376a0dea1fa0ad33a67adc81",
