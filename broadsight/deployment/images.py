@@ -37,8 +37,7 @@ def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> l
     """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first. Each with its
     name ("class"; without names the number), "index" and "probability" between 0 and 1."""
     _check_task(description)
-    names = description.classes
-    logits = np.asarray(logits, np.float64)
+    names, logits = description.classes, np.asarray(logits, np.float64)
     if top < 1:
         raise ValueError(f"top={top}; expected 1 or more")
     if logits.ndim != 1 or not len(logits) or (names is not None and len(names) != len(logits)):

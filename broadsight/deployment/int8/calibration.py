@@ -74,8 +74,7 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
         return replace(given, task=task, place=place, notes=(*given.notes, *notes))
     if other is not None:
         return Sources(other.source, other.place, task, place, notes)
-    count = len(task.source)
-    if count < 2:
+    if (count := len(task.source)) < 2:
         raise ValueError(f"{place} has one image; expected two, one of them to calibrate on; or give --calibrate")
     few = min(images, max(1, count // 4))
     parts = np.split(np.random.default_rng(0).permutation(count), [few])
