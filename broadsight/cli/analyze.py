@@ -1,6 +1,6 @@
 """The command that measures what models do inside: analyze."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import api
 from ..analysis.request import Request
@@ -8,9 +8,6 @@ from ..files import check_writable
 from ..visual.terminal import print_json, show
 from .parser import DONE, INTERRUPTED
 from .tables import NAME, NUMBER, TEXT, columns, table
-
-if TYPE_CHECKING:
-    from ..analysis.run import Analysis
 
 
 def analyze(request: Request) -> int:
@@ -21,7 +18,11 @@ def analyze(request: Request) -> int:
         return _list(request.json)
     found = api.analyze(request, progress=True, keep=True)
     if request.json != "-":
-        _show(found)
+        for label, result in found.results.items():
+            (first, *others), rows = found.measure.rows(result)
+            shown = {first: NAME, **columns(NUMBER, *others)}
+            show(table(shown, [map(_cell, row) for row in rows], f"{found.measure.name}: {label}"), whole=True)
+        print(f"written: {found.folder} (figure.png, figure.svg, analysis.json)")
     return INTERRUPTED if found.interrupted else DONE
 
 
@@ -41,15 +42,6 @@ def _list(path: str | None) -> int:
     show(table({"measure": NAME, **columns(TEXT, "says", "needs", "from", "options")}, rows))
     print("broadsight analyze MEASURE MODEL|RUN... --data DATA    # docs/analysis.md says how to read them")
     return DONE
-
-
-def _show(analysis: "Analysis") -> None:
-    """For each model what was measured."""
-    for label, result in analysis.results.items():
-        (first, *others), rows = analysis.measure.rows(result)
-        shown = {first: NAME, **columns(NUMBER, *others)}
-        show(table(shown, [map(_cell, row) for row in rows], f"{analysis.measure.name}: {label}"), whole=True)
-    print(f"written: {analysis.folder} (figure.png, figure.svg, analysis.json)")
 
 
 def _cell(value: Any) -> str:

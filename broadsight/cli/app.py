@@ -28,14 +28,8 @@ def app(request: Request) -> int:
     from ..app.candidates import open_candidates
 
     torch.set_num_threads(request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1)
-    candidates = open_candidates(
-        request.runs,
-        checkpoint=request.checkpoint,
-        pretrained=request.pretrained,
-        model_args=request.model_args,
-        size=request.size,
-        device=request.device,
-    )
+    given: dict[str, Any] = dict(checkpoint=request.checkpoint, pretrained=request.pretrained, device=request.device)
+    candidates = open_candidates(request.runs, **given, model_args=request.model_args, size=request.size)
     for one in candidates.notes:
         note(one)
     if candidates.untrained:

@@ -1,7 +1,7 @@
 """The command that measures how good a model is: eval."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import api
 from ..evaluation.request import Request
@@ -9,9 +9,6 @@ from ..visual.metrics import HEADLINES, MEANS, label, meaning
 from ..visual.terminal import note, number, show
 from .parser import DONE, INTERRUPTED
 from .tables import FIGURE, NAME, NUMBER, TEXT, columns, table
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 WORST = 5  # classes that are shown
 
@@ -35,7 +32,7 @@ def eval(request: Request) -> int:
     return code
 
 
-def _tables(record: dict[str, Any]) -> list["Table"]:
+def _tables(record: dict[str, Any]) -> list[Any]:
     """Of classifiers: all of them, the worst classes, the suites."""
     from ..evaluation.record import ORDER
 
@@ -58,13 +55,12 @@ def _tables(record: dict[str, Any]) -> list["Table"]:
         shares = [number(row[name], digits=1) for name in ("recall", "precision")]
         rows.append([row["class"], str(row["images"]), *shares, other])
     head = {"class": TEXT, **columns(FIGURE, "images", "recall %", "precision %"), "most often taken for": TEXT}
-    tables += _worst(head, rows, len(seen))
-    for name in dict.fromkeys(suite["name"] for suite in record["suites"]):
-        tables.append(_suite_table([suite for suite in record["suites"] if suite["name"] == name]))
-    return tables
+    names = dict.fromkeys(suite["name"] for suite in record["suites"])
+    suites = [[suite for suite in record["suites"] if suite["name"] == name] for name in names]
+    return [*tables, *_worst(head, rows, len(seen)), *map(_suite_table, suites)]
 
 
-def _say_absent(shown: "Table", record: dict[str, Any], means: str, amount: str) -> None:
+def _say_absent(shown: Any, record: dict[str, Any], means: str, amount: str) -> None:
     """Below a table, over how many of the classes its means are."""
     there, classes = record["coverage"]["occurring"], record["coverage"]["classes"]
     if there < classes:
@@ -72,12 +68,12 @@ def _say_absent(shown: "Table", record: dict[str, Any], means: str, amount: str)
         shown.caption_justify = "left"
 
 
-def _worst(head: dict[str, Any], rows: list[Any], classes: int) -> list["Table"]:
+def _worst(head: dict[str, Any], rows: list[Any], classes: int) -> list[Any]:
     """The worst classes, if there are several."""
     return [table(head, rows, f"the {len(rows)} worst of {classes} classes")] if classes > 1 else []
 
 
-def _suite_table(suites: list[dict[str, Any]]) -> "Table":
+def _suite_table(suites: list[dict[str, Any]]) -> Any:
     """One suite of all classifiers: their cases down, values of the axis across."""
     rows = [(suite["model"], row) for suite in suites for row in suite["rows"]]
     places = list(dict.fromkeys(row["at"] for _, row in rows))
@@ -89,7 +85,7 @@ def _suite_table(suites: list[dict[str, Any]]) -> "Table":
     return table(head, shown, f"{suites[0]['title']}: top-1 % by {suites[0]['axis']}")
 
 
-def _dense_tables(record: dict[str, Any]) -> list["Table"]:
+def _dense_tables(record: dict[str, Any]) -> list[Any]:
     """Of a dense run: all figures, and the worst classes."""
     figures, amount = record["figures"], "pixels" if record["task"] == "segment" else "objects"
     order = [name for name in HEADLINES[record["task"]] if name in figures]
@@ -101,9 +97,7 @@ def _dense_tables(record: dict[str, Any]) -> list["Table"]:
     _say_absent(whole, record, "means", amount)
     names = ["iou", "acc"] if record["task"] == "segment" else [*order[:1], *(f"{name}50" for name in order[:1])]
     known = [row for row in record["per_class"] if names and row.get(names[0]) is not None]
-    rows = [
-        [row["name"], f"{row[amount]:,}", *(number(row.get(name), digits=1) for name in names)]
-        for row in sorted(known, key=lambda row: row[names[0]])[:WORST]
-    ]
+    known = sorted(known, key=lambda row: row[names[0]])
+    worst = [[x["name"], f"{x[amount]:,}", *(number(x.get(name), digits=1) for name in names)] for x in known[:WORST]]
     head = {"class": TEXT, **columns(FIGURE, amount, *(f"{meaning(name).label} %" for name in names))}
-    return [whole, *_worst(head, rows, len(known))]
+    return [whole, *_worst(head, worst, len(known))]

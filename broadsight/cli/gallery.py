@@ -15,9 +15,9 @@ def gallery(request: GalleryRequest) -> int:
 
     with progress_bar() as progress:
         record = run(request, progress, note)
-    models = record["models"]
+    models, page = record["models"], Path(request.out)
     for name, reason in {name: why for one in models for name, why in one["failed"].items()}.items():
         print(f"broadsight: {printable(name)} cannot be read: {printable(reason)}", file=sys.stderr)
-    sheets, page = sum(len(one["images"]) for one in models), Path(request.out)
+    sheets = sum(len(one["images"]) for one in models)
     print(f"gallery: {page} ({sheets} sheets of {len(models)} models in {page.with_suffix('')})")
     return DONE

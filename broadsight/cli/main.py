@@ -1,7 +1,5 @@
-"""The `broadsight` command: every command is a function of a Request, whose fields are its options.
-
-Nothing heavy is imported until a command runs, so that help and mistakes are answered at once.
-"""
+"""The `broadsight` command: every command is a function of a Request, whose fields are its options. Nothing heavy is
+imported until a command runs, so that help and mistakes are answered at once."""
 
 import os
 import shlex
@@ -31,8 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         code = _run([argument for argument in given if argument != "--debug"], shlex.join(["broadsight", *given]))
         sys.stdout.flush()  # here, so that a reader who has left is noticed before the interpreter shuts down
         return code
-    except BrokenPipeError:
-        # Whoever read us has seen enough. What is still buffered must go somewhere at shutdown.
+    except BrokenPipeError:  # whoever read us has seen enough; what is still buffered must go somewhere at shutdown
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:

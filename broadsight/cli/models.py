@@ -28,9 +28,8 @@ def models(request: ModelsRequest) -> int:
         known = timm.list_models(module="" if request.all else list(FAMILIES))
         near = nearest(pattern or "", known, 3)
         hint = f"nearest: {', '.join(near)}" if near else "use a wildcard such as 'stvit_*'"
-        raise ValueError(
-            f"no model matches {pattern!r}; {hint}" + ("" if request.all else "; --all searches timm as well")
-        )
+        others = "" if request.all else "; --all searches timm as well"
+        raise ValueError(f"no model matches {pattern!r}; {hint}{others}")
     if request.json:
         print(json.dumps(rows, indent=2))
         return DONE
@@ -51,8 +50,7 @@ def _foreign(pattern: str, known: set[str]) -> list[dict[str, Any]]:
 
     from ..inspection.macs import executed_macs
 
-    rows = []
-    names = [name for name in timm.list_models(pattern) if name not in known]
+    rows, names = [], [name for name in timm.list_models(pattern) if name not in known]
     with progress_bar() as progress:
         for i, name in enumerate(names):
             progress(i, len(names), name)

@@ -4,7 +4,8 @@ import inspect
 import json
 import os
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -29,8 +30,7 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         name = values if isinstance(values, str) else ""
         kind = None if name.startswith("/dev/fd/") else odd_kind(name)  # the shell opens those, as <(command)
-        if os.path.isdir(name):
-            kind = "a folder"
+        kind = "a folder" if os.path.isdir(name) else kind
         if kind is not None:  # a pipe or a device might never end
             parser.error(f"--config {name} is {kind}, not a file; expected a YAML file")
         if "\0" in name:
@@ -78,12 +78,10 @@ def request_of(command: Command) -> type[Options]:
 def _add(parser: Parser, setting: Setting) -> None:
     how = setting.how
     options: dict[str, Any] = {"help": how.help, "type": _Reader(setting)}
-    if how.metavar:
-        options["metavar"] = how.metavar
+    options |= {"metavar": how.metavar} if how.metavar else {}
     if not setting.required:
-        options["default"] = None if setting.pairs else setting.default
-        if setting.plural:
-            options["default"] = ",".join(map(str, setting.default)) or None
+        plain: Any = None if setting.pairs else setting.default
+        options["default"] = (",".join(map(str, plain)) or None) if setting.plural else plain
     if how.positional:  # what is missing is noticed later; a default would override what a --config file says
         options |= {"nargs": "*" if setting.plural else "?", "default": SUPPRESS}
         if setting.plural:
@@ -143,8 +141,8 @@ def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, t
     parser = Parser(prog=f"broadsight {name}", description=description(kind), allow_abbrev=False)
     parser.settings = settings
     if configured:
-        about = "YAML file with these options; --print_config shows one"
-        parser.add_argument("--config", action=ConfigFile, help=about)
+        words = "YAML file with these options; --print_config shows one"
+        parser.add_argument("--config", action=ConfigFile, help=words)
     for setting in settings.values():
         _add(parser, setting)
     try:
@@ -153,7 +151,10 @@ def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, t
         missing = next((one for one in settings.values() if one.required and found.get(one.name) in (None, [])), None)
         if missing is not None:
             parser.error(f"{name} needs {missing.called}: {missing.how.help}")
-        return kind(**found, given=frozenset(named_in(argv, settings)), command=typed)
+        words = {word.partition("=")[0] for word in argv}  # whatever the value
+        flags = {one.name: one.flag for one in settings.values() if not one.how.positional}
+        named = [name for name, option in flags.items() if words & {option, option.replace("--", "--no-", 1)}]
+        return kind(**found, given=frozenset(named), command=typed)
     except Wrong as error:
         parser.error(str(error))
 
@@ -168,15 +169,12 @@ def together(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
         if option not in flags:
             rest.append(word)
             continue
-        given = pairs.setdefault(option, [])
-        if equals:
-            given.append(value)
-            continue
-        if not left or "=" not in left[0] or left[0].startswith("--"):
+        named = [value] if equals else [*takewhile(lambda one: "=" in one and not one.startswith("--"), left)]
+        if not named:
             came = repr(left[0]) if left else "nothing"
             raise UsageError(f"{option} is followed by {came}; expected key=value, such as {option} epochs=10")
-        while left and "=" in left[0] and not left[0].startswith("--"):
-            given.append(left.pop(0))
+        pairs.setdefault(option, []).extend(named)
+        left = left if equals else left[len(named) :]
     return rest + [text for option, given in pairs.items() for text in (option, json.dumps(given))]
 
 
@@ -194,10 +192,3 @@ def names_first(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
         if word in valued and rest and not (valued[word] and rest[0].startswith("--")):
             options.append(rest.pop(0))
     return [*names, *options]
-
-
-def named_in(argv: Iterable[str], settings: Mapping[str, Setting]) -> set[str]:
-    """The options that a command line names, whatever their value."""
-    words = {word.partition("=")[0] for word in argv}
-    flags = {one.name: one.flag for one in settings.values() if not one.how.positional}
-    return {name for name, option in flags.items() if words & {option, option.replace("--", "--no-", 1)}}

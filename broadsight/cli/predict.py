@@ -33,8 +33,8 @@ def _classify(request: Request, classifier: Any, source: Any) -> int:
     printed, many = "-" in files, images > FEW
     summary = Summary(images)
     with ExitStack() as stack:
-        # on the terminal that predictions are printed to, it would be in the way
-        bar: Any = nullcontext(lambda *_: None) if printed and sys.stdout.isatty() else progress_bar()
+        here = printed and sys.stdout.isatty()  # where predictions are printed, it would be in the way
+        bar: Any = nullcontext(lambda *_: None) if here else progress_bar()
         progress = stack.enter_context(bar)
         for _ in stack.enter_context(closing(classify(request, classifier, source, progress, summary))):
             pass

@@ -18,8 +18,9 @@ def recipes(request: RecipesRequest) -> int:
     pattern = request.pattern
     chosen = [find(name) for name in names() if pattern is None or fnmatch(name, pattern)]
     if not chosen:
-        near = ", ".join(nearest(pattern or "", names(), alike=0))
-        raise ValueError(f"no recipe matches {pattern!r}; nearest: {near}")
+        raise ValueError(
+            f"no recipe matches {pattern!r}; nearest: {', '.join(nearest(pattern or '', names(), alike=0))}"
+        )
     if request.json:
         print(json.dumps([asdict(entry) for entry in chosen], indent=2))
         return DONE

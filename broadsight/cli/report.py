@@ -13,8 +13,7 @@ def report(request: Request) -> int:
     from ..report.run import report_run
     from ..training.run_folder import is_run
 
-    path = Path(request.run)
-    if not is_run(path):
+    if not is_run(path := Path(request.run)):
         raise FileNotFoundError(f"there is no run in {path}; give the folder that train wrote")
     if request.threads is not None:
         torch.set_num_threads(request.threads)

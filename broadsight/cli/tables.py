@@ -1,18 +1,15 @@
 """Tables that commands show: what each column holds says how it stands there."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from typing import Any
 
 NAME, NUMBER, TEXT = dict(no_wrap=True), dict(justify="right", no_wrap=True), dict[str, Any]()
 FIGURE = dict(justify="right")  # whose heading may be broken
 PATH = dict(overflow="fold")  # shown whole, in several lines if it is long
 
 
-def table(columns: Mapping[str, Mapping[str, Any]], rows: Iterable[Iterable[Any]], title: str | None = None) -> "Table":
-    """A table of columns by name, and how they are shown."""
+def table(columns: Mapping[str, Mapping[str, Any]], rows: Iterable[Iterable[Any]], title: str | None = None) -> Any:
+    """A rich table of columns by name, and how they are shown."""
     from rich.table import Table
 
     found = Table(title=title, title_justify="left")

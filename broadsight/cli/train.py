@@ -37,8 +37,7 @@ def _conclude(outcomes: list[Any]) -> None:
             rows.append([outcome.title, *figures, str(outcome.folder)])
         figures = columns(NUMBER, f"{outcomes[0].goal} %", "best epoch", "parameters M", "minutes")
         show(table({"model": TEXT, **figures, "run": NAME}, rows), whole=True)
-    first = outcomes[0]
-    progress = first.progress
+    first, progress = outcomes[0], outcomes[0].progress
     skipped = f"; {len(progress.skipped)} images could not be read, see skipped.json" if progress.skipped else ""
     if progress.best is None:
         print(f"no epoch has a {first.goal} to be compared by: the weights are those of the last one{skipped}")
@@ -50,8 +49,7 @@ def _conclude(outcomes: list[Any]) -> None:
         print("next: broadsight train PATH/TO/YOUR/IMAGES    # one folder per class; --help lists what can be changed")
     else:
         print(f"next: broadsight predict {first.folder} PATH/TO/YOUR/IMAGES --out DIR    # draws what it finds")
-    for one in first.notes:
-        if one.startswith("no report"):
-            note(one)
+    for one in (one for one in first.notes if one.startswith("no report")):
+        note(one)
     if first.report:
         print(f"report: {first.report}    # open it in a browser")

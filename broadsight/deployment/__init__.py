@@ -2,10 +2,6 @@
 
 from .. import lazy
 
-_PUBLIC = {
-    "agreement": "Agreement compare rounding_of",
-    "graph": "capture prepare",
-    "formats": "FORMATS need open_artefact",
-    "session": "Description Session",
-}
+_PUBLIC = {"agreement": "Agreement compare rounding_of", "graph": "capture prepare"}
+_PUBLIC |= {"formats": "FORMATS need open_artefact", "session": "Description Session"}
 __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -40,16 +40,10 @@ def compare(
     batches: Iterable[np.ndarray],
     follow: Callable[[np.ndarray, dict[str, np.ndarray]], Sequence[np.ndarray]] | None = None,
 ) -> Agreement:
-    """Run both on the same batches (B, C, H, W).
-
-    Args:
-        reference: Images -> the outputs of the model itself, in the artefact's order.
-        follow: In place of the reference for a model that chooses, where among near equals rounding decides: also
-            given what the artefact answered, and makes the same choice if it is as good as the model's own.
-    """
+    """Run an artefact and its model, the reference, on the same batches (B, C, H, W). For one that chooses among near
+    equals `follow` replaces it, which also takes the artefact's answer, and makes the same choice if it is as good."""
     description, names = session.description, session.description.outputs
-    differences, scales = [], []
-    images = same = 0
+    differences, scales, images, same = [], [], 0, 0
     for batch in batches:
         found = session(batch)
         answers = reference(batch) if follow is None else follow(batch, found)
@@ -57,10 +51,8 @@ def compare(
         images += len(batch)
         for name in names:
             if found[name].shape != expected[name].shape:
-                raise RuntimeError(
-                    f"{description.title} gives {name} of shape {found[name].shape} in its runtime, "
-                    f"{expected[name].shape} in torch"
-                )
+                shapes = f"{found[name].shape} in its runtime, {expected[name].shape} in torch"
+                raise RuntimeError(f"{description.title} gives {name} of shape {shapes}")
         differences.append(_largest([found[name].astype(np.float64) - expected[name] for name in names]))
         scales.append(_largest([expected[name] for name in names]))
         if description.task == "classify":
@@ -72,11 +64,7 @@ def compare(
 
 
 def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
-    """How far a model, in eval mode on the CPU, is in single precision from itself in double precision.
-
-    The largest difference of an output over its largest absolute value; the largest of all outputs. Batches are
-    (B, C, H, W) in float32.
-    """
+    """How far a model in eval mode on the CPU is in single precision from itself in double precision, as `relative`."""
     exact = deepcopy(model).double()
     differences, scales = [], []
     for batch in batches:

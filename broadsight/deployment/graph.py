@@ -18,14 +18,11 @@ LEAST_SIDE, MOST_SIDE = 64, 4096  # pixels, likewise of sizes
 
 
 def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
-    """A copy for exporters and other runtimes: in eval mode, folded as far as it can be, in plain operations.
-
-    `capture` makes a program of it, with batch and image size left open if asked; plain torch.export cannot prove all
-    conditions on open sizes. Its outputs are equal up to rounding; the given model does not change.
+    """A copy for exporters and runtimes: in eval mode, folded as far as it can be, in plain operations, with equal
+    outputs up to rounding. `capture` makes a program of it.
 
     Args:
-        size: (height, width) of images if they all have the same. Positions that a model would resample for every
-            image are then resampled here, once; few runtimes know how.
+        size: (height, width) of images if all have the same: positions are then resampled here, once.
     """
     try:
         made = fuse(model)
@@ -35,15 +32,13 @@ def prepare(model: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
     for module in made.modules():
         part: Any = module
         if getattr(part, "fused_attn", False) is True:
-            # Exporters take it apart as well, but choke on views of what it gave; runtimes know the plain form by sight
-            part.fused_attn = False
+            part.fused_attn = False  # exporters choke on views of what it gave; runtimes know the plain form by sight
         if size is not None and getattr(part, "dynamic_img_size", False) is True and hasattr(part, "set_input_size"):
             embed: Any = getattr(part, "patch_embed", None)
-            if getattr(embed, "dynamic_img_pad", False):  # images are padded to whole patches
-                whole = (-(-side // patch) * patch for side, patch in zip(size, embed.patch_size, strict=True))
-                part.set_input_size(img_size=tuple(whole))
-            else:
-                part.set_input_size(img_size=size)
+            padded = getattr(embed, "dynamic_img_pad", False)  # to whole patches
+            patches = embed.patch_size if padded else (1, 1)
+            whole = (-(-side // patch) * patch for side, patch in zip(size, patches, strict=True))
+            part.set_input_size(img_size=tuple(whole))
     return made
 
 
@@ -51,9 +46,8 @@ def why_one_size(model: nn.Module) -> str:
     """Why an exported model takes images of one size only; empty if it takes any."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     resamples = any(getattr(module, "dynamic_img_size", False) is True for module in model.modules())
-    if config.get("fixed_input_size") or resamples:
-        return "its positions or windows are made for it; --size exports it for another"
-    return ""
+    why = "its positions or windows are made for it; --size exports it for another"
+    return why if config.get("fixed_input_size") or resamples else ""
 
 
 def capture(
@@ -87,8 +81,7 @@ def capture(
     example = torch.zeros(2 if any_batch else 1, channels, height, width, dtype=dtype)
     single_cells = single_cells and any_size
     # Where torch would treat sizes of one unlike all others, it takes the way that is right for both.
-    config, positions = cast(Any, _config), cast(Any, pos_embed)
-    oblivious = config.patch(backed_size_oblivious=single_cells)
+    positions, oblivious = cast(Any, pos_embed), cast(Any, _config).patch(backed_size_oblivious=single_cells)
 
     def export(later: bool) -> ExportedProgram:
         """`later`: what torch cannot prove of the sides is asked when the program runs, which costs nothing."""
@@ -97,8 +90,8 @@ def capture(
 
     try:
         with torch.no_grad(), quiet(), oblivious, ExitStack() as stack:
-            if not any_size and hasattr(positions, "is_exporting"):  # since timm 1.0.31
-                # Else timm would resample positions even if they fit the image; not all runtimes know how.
+            # From 1.0.31 on timm would resample positions even if they fit the image; not all runtimes know how.
+            if not any_size and hasattr(positions, "is_exporting"):
                 stack.callback(setattr, positions, "is_exporting", positions.is_exporting)
                 positions.is_exporting = lambda: False
             try:
@@ -108,9 +101,7 @@ def capture(
                     raise
                 return export(later=True)
     except Exception as error:
-        asked = [name for name, wanted in (("batch", any_batch), ("size", any_size)) if wanted]
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise ValueError(
-            f"{type(model).__name__} cannot be captured{' for any ' + ' and '.join(asked) if asked else ''}: {reason}"
-        ) from error
+        asked = " and ".join(name for name, wanted in (("batch", any_batch), ("size", any_size)) if wanted)
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        what = f"{type(model).__name__} cannot be captured{' for any ' if asked else ''}{asked}"
+        raise ValueError(f"{what}: {reason}") from error

@@ -14,10 +14,8 @@ from .session import Description
 
 
 def image_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
-    """PIL image of any size and mode -> (C, H, W) float32, bit by bit what the model saw in Python.
-
-    Stack several for a session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once.
-    """
+    """PIL image of any size and mode -> (C, H, W) float32, bit by bit what the model saw in Python. Stack several for a
+    session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once."""
     _check_task(description)
     transforms, channels = transforms_of(description), description.image["channels"]
     transform = transforms.build(training=False)
@@ -43,13 +41,10 @@ def transforms_of(description: Description) -> Transforms:
 
 
 def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:
-    """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first.
-
-    Each with its name ("class"; without names the number), "index" and "probability" between 0 and 1.
-    """
+    """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first. Each with its
+    name ("class"; without names the number), "index" and "probability" between 0 and 1."""
     _check_task(description)
-    names = description.classes
-    logits = np.asarray(logits, np.float64)
+    names, logits = description.classes, np.asarray(logits, np.float64)
     if top < 1:
         raise ValueError(f"top={top}; expected 1 or more")
     if logits.ndim != 1 or not len(logits) or (names is not None and len(names) != len(logits)):
@@ -60,10 +55,8 @@ def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> l
     raised = np.exp(logits - logits.max())
     probabilities = raised / raised.sum()
     order = np.argsort(-logits, kind="stable")[:top].tolist()
-    return [
-        {"class": names[place] if names else str(place), "index": place, "probability": float(probabilities[place])}
-        for place in order
-    ]
+    found = [(names[place] if names else str(place), place, float(probabilities[place])) for place in order]
+    return [dict(zip(("class", "index", "probability"), one, strict=True)) for one in found]
 
 
 def _check_task(description: Description) -> None:

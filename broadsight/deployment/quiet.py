@@ -28,12 +28,8 @@ class SignalStack(ctypes.Structure):
 
 @contextmanager
 def kept_signal_stack() -> Generator[None, None, None]:
-    """Around whatever loads OpenVINO's CPU plugin: where signals are handled stays where it was.
-
-    Every plugin gives the calling thread an alternate signal stack of its own and later the one before it back, which
-    is gone if that was an earlier plugin's and that one went first. The next signal then ends the process. Python
-    handles every signal on this stack, and the loaders of torch one for every worker that ends.
-    """
+    """Around whatever loads OpenVINO's CPU plugin: where signals are handled stays where it was. Every plugin gives the
+    thread a signal stack of its own and later the one before it back, which may be gone: the next signal is the end."""
     if sys.platform != "linux":
         yield
         return

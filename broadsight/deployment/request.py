@@ -8,6 +8,9 @@ from ..options import CLASSIFIERS, MOST, RUN, TIMM_NAMES, ModelOptions, option
 
 BATCHES = "formats that take several images at once"
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them
+INT8, WEB = ("--int8",), ("--format web",)
+IMAGES = dict(metavar="IMAGES")
+PATTERNS = "files, folders and quoted patterns, joined by commas; without it the run's own, or drawn scenes"
 
 
 @dataclass(frozen=True)
@@ -23,43 +26,27 @@ class Request(ModelOptions):
     )
     int8: bool = option(False, "quantise to 8-bit integers, by calibration on images", of=(CLASSIFIERS,))
     data: str | None = option(
-        None,
-        "with --int8: labelled images to measure accuracy on; without it what the run validated on",
-        of=("--int8",),
+        None, "with --int8: labelled images to measure accuracy on; without it what the run validated on", of=INT8
     )
     calibrate: str | None = option(
-        None,
-        "with --int8: folder of images to calibrate on; without it the training part of DATA",
-        metavar="IMAGES",
-        of=("--int8",),
+        None, "with --int8: folder of images to calibrate on; without it the training part of DATA", **IMAGES, of=INT8
     )
-    calibration_images: int = option(128, "with --int8: so many of them", of=("--int8",), least=1)
+    calibration_images: int = option(128, "with --int8: so many of them", of=INT8, least=1)
     max_drop: float = option(
-        1.0,
-        "with --int8: points of accuracy that may be lost; layers that lose more stay in float",
-        of=("--int8",),
-        least=0,
+        1.0, "with --int8: points of accuracy that may be lost; layers that lose more stay in float", of=INT8, least=0
     )
     keep_float: tuple[str, ...] = option(
-        (), "with --int8: layers to leave in float, joined by commas, such as 'stages.0.*'", of=("--int8",)
+        (), "with --int8: layers to leave in float, joined by commas, such as 'stages.0.*'", of=INT8
     )
     any_size: bool = option(False, "take images of any size, where the model can; slower than a fixed size")
     any_batch: bool = option(True, "take any number of images at once; else one", of=(BATCHES,))
-    images: tuple[str, ...] = option(
-        (),
-        "images to compare on: files, folders and quoted patterns, joined by commas; without it the run's own, or "
-        "drawn scenes",
-        metavar="IMAGES",
-    )
+    images: tuple[str, ...] = option((), f"images to compare on: {PATTERNS}", **IMAGES)
     compare: int = option(8, "so many images", least=1)
     tolerance: float = option(TOLERANCE, "largest difference to torch that is let through, over the largest output")
     rounds: int = option(11, "of timing against torch; 0 for none", least=0)
     threads: int = option(1, "of torch and of the runtime while comparing and timing", least=1, most=MOST)
     ort_web: str | None = option(
-        None,
-        "with --format web: folder of onnxruntime-web; without it from npm, once",
-        metavar="DIR",
-        of=("--format web",),
+        None, "with --format web: folder of onnxruntime-web; without it from npm, once", metavar="DIR", of=WEB
     )
     pretrained: bool = option(
         True, "timm's own weights for a timm name that has some; others get random ones, with a note", of=(TIMM_NAMES,)

@@ -30,12 +30,12 @@ from .request import BATCHES, TOLERANCE, Request
 from .session import Description, Session
 from .subject import Subject, of_classifier
 
-# Likewise of two runtimes with the same integers, which may round to neighbouring ones.
-INT8_TOLERANCE = 0.05
+INT8_TOLERANCE = 0.05  # as `TOLERANCE`, of two runtimes with the same integers, which may round to neighbouring ones
 RECORD = ".export.json"  # behind the artefact's name: how it came about
 
 Progress = Callable[[int, int | None, str], None]
-# From a float artefact and its session to the name of the int8 one, which gets its description, and what to report.
+Tell = Callable[[str], None]
+# From a float artefact to the name of the int8 one, by a session: its description, and what to report
 Quantise = Callable[[Path, Path, Session], tuple[Description, dict[str, Any]]]
 
 
@@ -98,19 +98,14 @@ def check_target(target: Path, form: Format) -> None:
         raise ValueError(f"cannot write {target}: {what}; choose another --out")
 
 
-def export(
-    request: Request, progress: Progress = lambda *_: None, tell: Callable[[str], None] = lambda note: None
-) -> Exported:
-    """Write a model for another runtime, and let it stay only if it computes what the model does.
-
-    Args:
-        tell: Given what the user should know, a line each, before the work begins.
-    """
+def export(request: Request, progress: Progress = lambda *_: None, tell: Tell = lambda note: None) -> Exported:
+    """Write a model for another runtime, and let it stay only if it computes what the model does. `tell` is given what
+    the user should know, a line each, before the work begins."""
     form, facts = check_request(request), facts_of(request.run)
     facts["--int8"] = facts[CLASSIFIERS] or (None if request.int8 else "which is not given")
     facts["--format web"] = None if request.format == "web" else f"this is --format {request.format}"
-    batches = form.int8_batches if request.int8 else form.batches
-    one = f"{request.format}{' in int8' if request.int8 else ''} takes one image at a time"
+    batches, how = (form.int8_batches, " in int8") if request.int8 else (form.batches, "")
+    one = f"{request.format}{how} takes one image at a time"
     facts[BATCHES] = None if batches or not request.any_batch else one
     request.refuse_ignored(facts)
     if request.out is not None:
@@ -118,14 +113,12 @@ def export(
     quantise, notes = None, []
     if is_dense(request.run):
         if request.format == "web":
-            raise UsageError(
-                f"--format web is a page for classifiers; {facts[CLASSIFIERS]}: "
-                "expected onnx, openvino, pt2 or executorch"
-            )
+            what = f"--format web is a page for classifiers; {facts[CLASSIFIERS]}"
+            raise UsageError(f"{what}: expected onnx, openvino, pt2 or executorch")
         from .dense.subject import of_dense
 
-        shown: dict[str, Any] = dict(images=request.images, count=request.compare)
-        subject = of_dense(request.run, request.command, **shown, size=request.size, any_size=request.any_size)
+        shown = request.command, request.images, request.compare
+        subject = of_dense(request.run, *shown, size=request.size, any_size=request.any_size)
     else:
         classifier, notes = _classifier(request)
         subject = of_classifier(classifier, request.command, request.images, request.compare)
@@ -143,7 +136,8 @@ def export(
 
 def _classifier(request: Request) -> tuple[Classifier, list[str]]:
     """The classifier to export, on the CPU; random weights for a timm name that has none, with a note."""
-    run, notes, options = request.run, [], {}
+    run, notes = request.run, []
+    options: dict[str, Any] = {} if isinstance(run, Classifier) else {"device": "cpu"}
     plain = isinstance(run, str) and not Path(run).is_dir() and timm.is_model(run.split(".")[0])
     if plain and not request.checkpoint:
         config = timm.models.get_pretrained_cfg(run)
@@ -151,15 +145,13 @@ def _classifier(request: Request) -> tuple[Classifier, list[str]]:
             options["pretrained"] = False
             notes.append(f"{run} has random weights: for the speed and a trial; --checkpoint gives it trained ones")
     torch.manual_seed(0)  # for weights that nobody has trained
-    device = {} if isinstance(run, Classifier) else {"device": "cpu"}
     try:
-        return open_asked(request, **device, **options), notes
+        return open_asked(request, **options), notes
     except RuntimeError as error:
         if "cannot be had" not in str(error):
             raise
-        raise ValueError(
-            f"{error}; give some by --checkpoint, or export random ones, for the speed, by --no-pretrained"
-        ) from None
+        remedy = "give some by --checkpoint, or export random ones, for the speed, by --no-pretrained"
+        raise ValueError(f"{error}; {remedy}") from None
 
 
 def write_artefact(
@@ -187,13 +179,9 @@ def write_artefact(
     made = prepare(subject.model, None if any_size else description.shape[1:])
     progress(1, steps, "capturing the graph")
     shape, example = description.shape, subject.example_size if any_size else None
-    program = capture(
-        made,
-        shape if example is None else (shape[0], *example),
-        any_batch=any_batch or (form.narrows and not any_size),
-        any_size=any_size,
-        single_cells=example is not None and form.guarded,
-    )
+    shape = shape if example is None else (shape[0], *example)
+    more, single = any_batch or (form.narrows and not any_size), example is not None and form.guarded
+    program = capture(made, shape, any_batch=more, any_size=any_size, single_cells=single)
     with _scratch(target) as folder, fixed_threads(request.threads):
         progress(2, steps, f"writing {request.format}")
         first = FORMATS["onnx"] if web else form  # of which a page is made
@@ -224,11 +212,10 @@ def write_artefact(
                 measured = first.open(small, request.threads)
                 both = compare(session, lambda images: [*measured(images).values()], _batches(subject, image))
                 if not both.within(INT8_TOLERANCE):
-                    raise Disagreement(
-                        f"{title} in int8 differs by {both.relative:.3g} of the largest output between the browser's "
-                        f"runtime and ONNX Runtime; expected at most {INT8_TOLERANCE:g}: nothing was written"
-                    )
-        findings = subject.findings(session) if subject.findings is not None else None
+                    what = f"{title} in int8 differs by {both.relative:.3g} of the largest output between the browser's"
+                    limit = f"expected at most {INT8_TOLERANCE:g}: nothing was written"
+                    raise Disagreement(f"{what} runtime and ONNX Runtime; {limit}")
+        findings = subject.findings(session) if subject.findings else None
         progress(steps - 1, steps, "taking times")
         times = _times(subject, session, request.rounds) if request.rounds else None
         if form.suffix:
@@ -240,8 +227,8 @@ def write_artefact(
                 target.rename(folder / "replaced")
             artefact.rename(target)
     progress(steps, steps, "done")
-    took = time.perf_counter() - started
-    found = Exported(target, size, description, agreement, times, int8, took, subject.shown, subject.notes, findings)
+    took, shown = time.perf_counter() - started, (subject.shown, subject.notes)
+    found = Exported(target, size, description, agreement, times, int8, took, *shown, findings)
     write_json(found.record(), target.with_name(target.name + RECORD))
     return found
 
@@ -254,17 +241,15 @@ def _agreed(subject: Subject, session: Session, image: dict[str, Any], request: 
     except (ValueError, OSError):
         raise
     except Exception as error:  # runtimes have errors of their own for what they cannot run
-        raise Disagreement(
-            f"{title} was exported but does not run in {where}: {first_line(error)}; nothing was written"
-        ) from error
+        what = f"{title} was exported but does not run in {where}"
+        raise Disagreement(f"{what}: {first_line(error)}; nothing was written") from error
     strict = request.tolerance < TOLERANCE or subject.follow is not None
     if found.relative > request.tolerance and not strict:  # is that the artefact, or any rounding?
         found = replace(found, rounding=rounding_of(subject.model, _batches(subject, image)))
     if not found.within(request.tolerance):
-        raise Disagreement(
-            f"{title} in {where} differs from torch by {found.largest:.3g}, {found.relative:.3g} of the largest output "
-            f"on {found.images} images; expected at most {request.tolerance:g}: nothing was written"
-        )
+        far = f"{found.largest:.3g}, {found.relative:.3g} of the largest output on {found.images} images"
+        limit = f"expected at most {request.tolerance:g}: nothing was written"
+        raise Disagreement(f"{title} in {where} differs from torch by {far}; {limit}")
     return found
 
 
@@ -280,14 +265,14 @@ def _batches(subject: Subject, image: dict[str, Any]) -> Generator[np.ndarray, N
 def _times(subject: Subject, session: Session, rounds: int) -> Times:
     one = subject.images(None)[0]
     calls: list[Callable[[], Any]] = [lambda: subject.reference(one), lambda: session(one)]
-    for call in calls:
-        call()
 
     def timed(call: Callable[[], Any], _: int) -> float:
         before = time.perf_counter()
         call()
         return 1e3 * (time.perf_counter() - before)
 
+    for call in calls:
+        call()
     ours, theirs = interleave(calls, timed, rounds)
     return Times(summarize(ours), summarize(theirs), paired_ratio(ours, theirs))
 

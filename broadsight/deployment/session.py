@@ -75,10 +75,8 @@ class Session:
         fits = len(came) == 4 and came[0] > 0 and came[1] == channels
         if not fits or not (image["any_size"] or came[2:] == (height, width)):
             sides = "H x W of your choice" if image["any_size"] else f"{height} x {width}"
-            raise ValueError(
-                f"images of shape {came}; {self.description.title} was exported for (B, {channels}, H, W) "
-                f"with {sides}: resize them, or export again with --size"
-            )
+            expected = f"(B, {channels}, H, W) with {sides}: resize them, or export again with --size"
+            raise ValueError(f"images of shape {came}; {self.description.title} was exported for {expected}")
         if image["any_batch"] or len(images) == 1:
             found = self._run(images)
         else:  # exported for one image at a time

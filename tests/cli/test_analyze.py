@@ -56,8 +56,7 @@ def call(tmp_path, monkeypatch, capsys):
 def test_list(call, tmp_path):
     for given in ((), ("list",)):
         code, out, err = call(*given)
-        assert code == 0 and not err
-        assert all(name in out for name in MEASURES)
+        assert (code, err) == (0, "") and all(name in out for name in MEASURES)
     entries = json.loads(call("list", "--json")[1])
     assert [entry["name"] for entry in entries] == MEASURES
     assert entries[0].keys() >= {"about", "needs", "examples", "source", "images", "least", "labels", "options"}
@@ -81,7 +80,7 @@ def test_writes_figures_and_record(call, runs, images, tmp_path):
     assert [path.name for path in (tmp_path / "analyses").iterdir()] == [folder.name]
 
 
-def test_folders_are_numbered_and_never_overwritten(call, runs, images, undrawn, tmp_path):
+def test_folders_are_numbered_and_never_overwritten_and_json_goes_where_asked(call, runs, images, undrawn, tmp_path):
     given = "entropy", runs[0], "--data", images, *SMALL
     for number in (1, 2):
         assert call(*given)[0] == 0
@@ -90,9 +89,6 @@ def test_folders_are_numbered_and_never_overwritten(call, runs, images, undrawn,
     assert call(*given, "--out", "empty")[0] == 0
     code, _, err = call(*given, "--out", "empty")
     assert code == 2 and "is not an empty folder" in err and err.count("\n") == 1
-
-
-def test_json_on_the_output_or_in_a_file(call, runs, images, undrawn, tmp_path):
     arguments = ("similarity", runs[0], "--data", images, *SMALL, "--set", "with_itself=true", "--out")
     code, out, _ = call(*arguments, "one", "--json")
     printed = json.loads(out)
@@ -188,8 +184,8 @@ def test_dense_runs_show_their_backbone(call, undrawn, monkeypatch, tmp_path):
 
     arguments = dict(head="retinanet", backbone="test_resnet", head_args=SMALL_HEADS["retinanet"])
     inner = make_dense_model(**arguments, num_classes=2)
-    settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet", pool=None)
-    settings |= dict(broadcast=None, val=None, split=None, task="detect")
+    settings = dict(data="scenes:8", seed=0, head="retinanet", neck="fpn", model="test_resnet", task="detect")
+    settings |= dict.fromkeys(("pool", "broadcast", "val", "split"))
     labels = dict(category_ids={}, keypoint_names=[], flip_pairs=[], skeleton=[], keypoint_offset=0.0)
     about = dict(task="detect", settings=settings, recipe=dict(image_size=64), labels=labels, parameters=1)
     config = dict(architecture="dense_model", num_classes=2, label_names=["a", "b"], pretrained_cfg={})

@@ -32,32 +32,27 @@ def served(monkeypatch):
     return calls
 
 
-def test_app__without_gradio_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    assert main(["app"]) == 2
-    assert capsys.readouterr().err == 'broadsight: the page needs gradio; run: pip install "broadsight[demo]"\n'
-
-
-def test_app__serves_what_is_named_on_this_computer(served, mine, capsys):
+def test_app__serves_what_is_named_on_this_computer_or_another_host(served, mine, capsys):
     assert main(["app", mine, "--threads", "1"]) == 0
     assert served == [(["mine"], dict(host="127.0.0.1", port=None, megabytes=20.0, storage=None, allow_host=""), 1)]
     said = capsys.readouterr()
-    assert "mine: http://127.0.0.1:1/" in said.out and "stopped" in said.out
-    assert said.err == ""
+    assert "mine: http://127.0.0.1:1/" in said.out and "stopped" in said.out and said.err == ""
+    assert main(["app", mine, "--host", "0.0.0.0", "--allow-host", "gpu.example,b:9000", "--max-storage", "60"]) == 0
+    assert "everybody who reaches this computer" in capsys.readouterr().err
+    assert (served[1][1]["allow_host"], served[1][1]["storage"]) == ("gpu.example,b:9000", 60)
 
 
 def test_app__nothing_named_and_no_runs_says_that_it_is_untrained(served, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["app", "--max-upload", "3"]) == 0
-    assert served[0][0] == ["resnet10t-map (untrained)"]
-    assert served[0][1]["megabytes"] == 3
+    assert (served[0][0], served[0][1]["megabytes"]) == (["resnet10t-map (untrained)"], 3)
     assert "random weights, the answers mean nothing; `broadsight train`" in capsys.readouterr().out
 
 
-def test_app__hosts_names_and_room_that_the_user_gives(served, mine, capsys):
-    assert main(["app", mine, "--host", "0.0.0.0", "--allow-host", "gpu.example,b:9000", "--max-storage", "60"]) == 0
-    assert "everybody who reaches this computer" in capsys.readouterr().err
-    assert (served[0][1]["allow_host"], served[0][1]["storage"]) == ("gpu.example,b:9000", 60)
+def test_app__without_gradio_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["app"]) == 2
+    assert capsys.readouterr().err == 'broadsight: the page needs gradio; run: pip install "broadsight[demo]"\n'
 
 
 @pytest.mark.parametrize(

@@ -64,29 +64,28 @@ def read(file: Path):
     return json.loads(file.read_text("utf-8"))
 
 
-def test_eval__figures_are_those_of_pycocotools_on_the_files(detector, coco, tmp_path, done):
-    out = tmp_path / "evaluation"
-    shown, _ = done("eval", detector, coco, "--out", out, "--workers", "0")
-    record = read(out / "evaluation.json")
-    expected = list(100 * scored(coco, str(out / "results.json")).stats[:3])
-    names = ("box_ap", "box_ap50", "box_ap75")
-    assert [record["figures"][name] for name in names] == pytest.approx(expected, abs=1e-2)
-    assert record["figures"]["box_ap50"] > 20  # it has learned something, so that this says something
-    assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
-    page = (out / "report.html").read_text("utf-8")
-    assert "Found in images" in page and "000000000001.png" in page and "box AP %" in shown
-
-
-def test_eval__views_and_samples(detector, coco, tmp_path, monkeypatch, done):
+def test_eval__figures_are_those_of_pycocotools_on_the_files_and_views_are_kept(
+    detector, coco, tmp_path, monkeypatch, done
+):
     monkeypatch.chdir(tmp_path)
     views = "--flip", "--scales", "1,1.5", "--samples", "2", "--workers", "0", "--json", "-"
     record = json.loads(done("eval", detector, coco, *views)[0])
     assert record["views"] == dict(flip=True, scales=[1.0, 1.5], slide=False, size=None)
     assert record["data"]["images"] == 2
     assert (tmp_path / "evaluations" / "annotations-json-retinanet-test_resnet-1" / "report.html").is_file()
+    out = tmp_path / "evaluation"
+    shown, _ = done("eval", detector, coco, "--out", out, "--workers", "0")
+    record = read(out / "evaluation.json")
+    expected = list(100 * scored(coco, str(out / "results.json")).stats[:3])
+    figures = [record["figures"][name] for name in ("box_ap", "box_ap50", "box_ap75")]
+    assert figures == pytest.approx(expected, abs=1e-2)
+    assert record["figures"]["box_ap50"] > 20  # it has learned something, so that this says something
+    assert {row["name"]: row["objects"] for row in record["per_class"]} == {"green": 2, "red": 2}
+    page = (out / "report.html").read_text("utf-8")
+    assert "Found in images" in page and "000000000001.png" in page and "box AP %" in shown
 
 
-def test_segmenter__eval_without_data_is_what_it_validated_on_and_report(segmenter, tmp_path, done):
+def test_segmenter__eval_of_what_it_validated_on_report_and_class_maps(segmenter, coco, tmp_path, done):
     out = tmp_path / "evaluation"
     done("eval", segmenter, "--out", out, "--workers", "0")
     lines = [json.loads(line) for line in (segmenter / "metrics.jsonl").read_text("utf-8").splitlines()]
@@ -96,6 +95,10 @@ def test_segmenter__eval_without_data_is_what_it_validated_on_and_report(segment
     done("report", segmenter, "--workers", "0")
     page = (segmenter / "report.html").read_text("utf-8")
     assert "Training run" in page and "mIoU" in page and "Found in images" in page
+    done("predict", segmenter, coco.parent / "images", "--out", tmp_path / "drawn", "--slide")
+    classes = read_indices(tmp_path / "drawn" / "masks" / "000000000002.png")
+    assert classes.shape == (64, 80) and classes.max() <= 2
+    assert not (tmp_path / "drawn" / "results.json").exists()
 
 
 def test_predict__draws_and_writes_results(detector, coco, tmp_path, done):
@@ -112,14 +115,6 @@ def test_predict__draws_and_writes_results(detector, coco, tmp_path, done):
     with Image.open(out / "000000000001.png") as drawn:
         assert max(drawn.size) > 200  # small images are enlarged
     assert "drawn:" in shown
-
-
-def test_predict__class_maps_of_a_segmenter(segmenter, coco, tmp_path, done):
-    out = tmp_path / "drawn"
-    done("predict", segmenter, coco.parent / "images", "--out", out, "--slide")
-    classes = read_indices(out / "masks" / "000000000002.png")
-    assert classes.shape == (64, 80) and classes.max() <= 2
-    assert not (out / "results.json").exists()
 
 
 def test_predict__pose_of_boxes_that_are_given(coco, tmp_path, capsys, done):
@@ -245,7 +240,9 @@ def test_refusals__in_one_line(arguments, message, detector, coco, capsys):
     assert error.startswith("broadsight: ") and message in error
 
 
-def test_eval__classes_that_the_model_has_not(detector, coco, tmp_path, capsys):
+def test_eval__classes_that_the_model_has_not_and_an_extra_that_is_missing(
+    detector, coco, tmp_path, monkeypatch, capsys
+):
     content = json.loads(coco.read_text("utf-8"))
     content["categories"][0]["name"] = "blue"
     other = tmp_path / "other.json"
@@ -253,9 +250,6 @@ def test_eval__classes_that_the_model_has_not(detector, coco, tmp_path, capsys):
     other.write_text(json.dumps(content), "utf-8")
     assert main(["eval", str(detector), str(other), "--workers", "0"]) == 2
     assert "has classes that the model has not: blue" in capsys.readouterr().err
-
-
-def test_missing_extra__is_named_before_anything_is_done(coco, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     out = tmp_path / "run"
     arguments = ["train", str(coco), "--task", "detect", "--model", "test_resnet", "--size", "64", "--out", str(out)]

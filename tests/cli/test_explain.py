@@ -46,9 +46,9 @@ def complaint(capsys, *arguments):
 def test_writes_sheets_maps_numbers_and_a_record(folder, capsys):
     options = ["--kinds", "gradcam,attention", "--class", "2", "--singles", "--raw", "--out", "new/there"]
     assert main(["explain", *VIT, "one", "two", *options]) == 0
-    printed = capsys.readouterr()
-    assert "test_vit is untrained: the weights are random" in printed.err
-    assert "one/text.png cannot be read: not an image" in printed.err
+    said = capsys.readouterr().err
+    assert "test_vit is untrained: the weights are random" in said
+    assert "one/text.png cannot be read: not an image" in said
     out = folder / "new" / "there"
     files = {"dog", "dog-2", "dog-2.npz", "dog-2.png", "dog.npz", "dog.png", "explanation.json"}
     assert {path.name for path in out.iterdir()} == files
@@ -70,7 +70,7 @@ def test_writes_sheets_maps_numbers_and_a_record(folder, capsys):
     assert record["layers"]["gradcam"] == [look["layer"] for look in first["looks"] if look["kind"] == "gradcam"]
 
 
-def test_on_scenes_if_no_image_is_given(folder, capsys):
+def test_on_scenes_if_no_image_is_given_and_of_grey_models(folder, capsys):
     assert main(["explain", *VIT, "--kinds", "gradcam", "--depth", "last", "--json"]) == 0
     printed = capsys.readouterr()
     assert "note: on 3 built-in scenes, which are drawn; give IMAGE for others" in printed.err
@@ -80,6 +80,11 @@ def test_on_scenes_if_no_image_is_given(folder, capsys):
     assert json.loads((made / "explanation.json").read_text()) == record
     assert main(["explain", *VIT, "scenes:1", "--kinds", "gradcam"]) == 0
     assert (folder / "explanations" / "test_vit-2" / "000000.png").is_file()
+    # Of grey models
+    arguments = ["test_resnet", "--no-pretrained", "--model-args", "num_classes=3", "in_chans=1", "--size", "32"]
+    assert main(["explain", *arguments, "two/dog.jpg", "--raw", "--out", "out"]) == 0
+    assert np.load("out/dog.npz")["image"].shape == (32, 32)
+    assert main(["explain", *arguments, "scenes:1", "--out", "drawn"]) == 0
 
 
 def test_looks__are_those_of_the_model(vit):
@@ -110,17 +115,14 @@ def test_layers_and_depths(vit):
     assert (own.kind, own.layer) == ("gradcam", "blocks.2.norm1") and own.values.shape == (2, 2)
 
 
-def test_files_are_complete_or_not_there(vit, folder, monkeypatch):
+def test_files_are_complete_or_not_there_and_what_is_done_when_interrupted_is_kept(vit, folder, monkeypatch):
     def broken(self, *_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr(Image.Image, "save", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(Image.Image, "save", broken)
         explain_images(vit, Scenes(1, size=40), folder / "out", Wanted(("gradcam",)))
     assert list((folder / "out").iterdir()) == []
-
-
-def test_interrupted__what_is_done_is_kept(folder, capsys, monkeypatch):
     from broadsight.explanation import run as explaining
 
     done = []
@@ -135,13 +137,6 @@ def test_interrupted__what_is_done_is_kept(folder, capsys, monkeypatch):
     assert main(["explain", *VIT, "scenes:3", "--kinds", "gradcam", "--out", "out"]) == 130
     record = json.loads((folder / "out" / "explanation.json").read_text())
     assert record["interrupted"] and [entry["sheet"] for entry in record["images"]] == ["000000.png"]
-
-
-def test_grey_models(folder):
-    arguments = ["test_resnet", "--no-pretrained", "--model-args", "num_classes=3", "in_chans=1", "--size", "32"]
-    assert main(["explain", *arguments, "two/dog.jpg", "--raw", "--out", "out"]) == 0
-    assert np.load("out/dog.npz")["image"].shape == (32, 32)
-    assert main(["explain", *arguments, "scenes:1", "--out", "drawn"]) == 0
 
 
 def test_unique_stems_and_class_index(vit):

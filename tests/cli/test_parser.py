@@ -20,23 +20,15 @@ def typed(argv: list[str]) -> tuple[int | None, str, str]:
         return command_lines.run(argv)
 
 
-def sweep(lines: list[list[str]]) -> None:
-    for argv in lines:
+# 29 is no factor of the number of values, so that all of these come
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_wrong_values__one_line_and_exit_2(command, step):
+    for argv in list(command_lines.lines(command))[::step]:
         code, out, err = typed(argv)
         command_lines.judge(argv, code, err)
         assert code in (None, 0, 2), (argv, code, err)  # nothing that is typed fails while working
         assert code != 2 or out == "", (argv, out)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_wrong_values__one_line_and_exit_2(command):
-    sweep(list(command_lines.lines(command))[::29])  # no factor of the number of values, so that all of these come
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_all_wrong_values__one_line_and_exit_2(command):
-    sweep(list(command_lines.lines(command)))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +58,7 @@ def runs(tmp_path_factory) -> dict[str, str]:
     """Folders of a classifier, a detector, a segmenter and a pose model; nobody opens their weights."""
     folder = tmp_path_factory.mktemp("runs")
     found = {"classify": str(leave_run(folder / "classify")[0])}
-    heads = {"detect": "retinanet", "segment": "upernet", "keypoints": "simple_baseline"}
-    for task, head in heads.items():
+    for task, head in (("detect", "retinanet"), ("segment", "upernet"), ("keypoints", "simple_baseline")):
         (folder / task).mkdir()
         settings = dict(head=head, data="scenes", model="test_resnet", pool=None, broadcast=None, seed=0)
         about = {"broadsight": {"task": task, "settings": settings}}
@@ -155,11 +146,9 @@ def test_option__that_is_set_to_what_it_is_anyway_in_a_file(tmp_path, capsys):
     assert typed(["bench", "--config", str(tmp_path / "bench.yaml")])[0] is None
 
 
-@pytest.mark.parametrize(
-    "options", [["--twin", "gap", "--task", "detect"], ["--twin", "none"], ["--twin", "map", "--pool", "map"]]
-)
-def test_twin__is_refused_before_the_first_is_trained(options, monkeypatch, capsys, tmp_path):
+def test_twin__is_refused_before_the_first_is_trained(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("broadsight.training.run.prepare", lambda *_: pytest.fail("begun"))
-    assert main(["train", "scenes:8", "--model", "test_resnet", *options]) == 2
-    assert "twin" in (err := capsys.readouterr().err) or "unknown pool 'none'" in err
+    for twin in ("gap --task detect", "none", "map --pool map"):
+        assert main(["train", "scenes:8", "--model", "test_resnet", "--twin", *twin.split()]) == 2
+        assert "twin" in (err := capsys.readouterr().err) or "unknown pool 'none'" in err

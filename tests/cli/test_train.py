@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from broadsight.cli.main import main
 from broadsight.cli.parser import together
@@ -18,8 +19,8 @@ from broadsight.training.run import Outcome
 
 from ..training.small_runs import SMALL_POOL, files_in, fill, leave_run, offline_hub, without_drawing
 
-SMALL = {"--model": "test_resnet", "--epochs": "1", "--size": "32", "--batch": "4"}
-SMALL |= {"--workers": "0", "--threads": "1", "--device": "cpu"}
+SMALL = {"--model": "test_resnet", "--epochs": "1", "--size": "32", "--batch": "4", "--workers": "0"}
+SMALL |= {"--threads": "1", "--device": "cpu"}
 
 
 @pytest.fixture
@@ -88,20 +89,9 @@ def test_together(argv, expected):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1", 1),
-        ("1.5", 1.5),
-        ("1e-3", 0.001),
-        ("-2E+3", -2000.0),
-        ("1.e-3", 0.001),
-        ("true", True),
-        ("none", "none"),
-        ("null", None),
-        ("avg", "avg"),
-        ("[1, 2]", [1, 2]),
-        ("{distill_tokens: 1}", {"distill_tokens": 1}),
-        ("a: b: c", "a: b: c"),
-        ("[1", "[1"),
-        ("", None),
+        *(("1", 1), ("1.5", 1.5), ("1e-3", 0.001), ("-2E+3", -2000.0), ("1.e-3", 0.001), ("true", True)),
+        *(("none", "none"), ("null", None), ("avg", "avg"), ("[1, 2]", [1, 2]), ("a: b: c", "a: b: c")),
+        *(("{distill_tokens: 1}", {"distill_tokens": 1}), ("[1", "[1"), ("", None)),
     ],
 )
 def test_value(text, value):
@@ -199,93 +189,16 @@ def bad_data(folder: Path) -> None:
     for path in (folder / "loose" / "a").iterdir():
         path.rename(folder / "loose" / path.name)
     (folder / "loose" / "a").rmdir()
-    for place, content in {
-        "none/a/notes.txt": "nothing to see",
-        "file": "precious",
-        "full/thesis.txt": "precious",
-        "corrupt.safetensors": "nothing",
-        "corrupt.pth": "nothing",
-        "model/config.json": '{"architecture": "test_resnet"}',
-        "damaged/config.json": "{",
-    }.items():
+    nothing = dict.fromkeys(("none/a/notes.txt", "file", "full/thesis.txt", "corrupt.safetensors", "corrupt.pth"), "-")
+    configs = {"model/config.json": '{"architecture": "test_resnet"}', "damaged/config.json": "{"}
+    for place, content in (nothing | configs).items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(content)
     leave_run(folder / "teacher", num_classes=7)
     torch.save({"state_dict": {"a": torch.ones(2)}}, folder / "other.pth")
 
 
-# What is typed, the exit code, and part of the line; a "-" at the end: without the batch that all others have.
-MISTAKES = [
-    # data
-    ("no/such/folder", 2, "no such data: no/such/folder"),
-    ("scnes", 2, "no such data: scnes; did you mean scenes?"),
-    ("none", 2, "no images in none; expected folders named after classes"),
-    ("one", 2, "one has one class only, 'only'; a classifier needs two"),
-    ("loose", 2, "loose holds 2 images but no class folders; put the images of each class into a folder"),
-    ("file", 2, "file is neither a folder, a tar"),
-    ("DATA --split 2", 2, "split=2.0 is not between 0 and 1"),
-    ("DATA --split 0.5 --val DATA", 2, "split=0.5 and val="),
-    ("DATA --val nowhere", 2, "no such val: nowhere"),
-    ("scenes:x", 2, "'scenes:x': 'x' is not a count"),
-    # model
-    ("DATA --model test_resne", 2, "unknown model 'test_resne'; nearest: test_resnet"),
-    ("DATA --pool mpa", 2, "unknown pool 'mpa'; did you mean 'map'?"),
-    ("DATA --broadcast scald", 2, "unknown kind 'scald'; did you mean 'scaled'?"),
-    ("DATA --model test_resnet --broadcast cb", 2, "ResNet"),
-    ("DATA --model-args bananas=3", 2, "test_resnet cannot be created: "),
-    ("DATA --pool map --pool-args grops=3", 2, "did you mean 'groups'"),
-    ("DATA --pool-args groups=3", 2, "--pool-args"),
-    ("DATA --broadcast-args branch=both", 2, "--broadcast-args"),
-    ("DATA --model-args in_chans=2", 2, "--model-args in_chans=2; images have 1 channel (grey) or 3 (RGB)"),
-    ("DATA --model-args in_chans=many", 2, "in_chans=many"),
-    ("DATA --pretrained", 1, "the pretrained weights of test_resnet cannot be had: "),
-    ("DATA --init nowhere", 2, "nowhere is not a file"),
-    ("DATA --init full", 2, "full holds no model.safetensors; give a run folder or a file of weights"),
-    ("DATA --init corrupt.safetensors", 1, "corrupt.safetensors is not a readable safetensors file"),
-    ("DATA --init corrupt.pth", 1, "corrupt.pth cannot be loaded as a file of tensors only"),
-    ("DATA --init other.pth", 2, "other.pth holds weights of another model: "),
-    # recipe
-    ("DATA --recipe quik", 2, "unknown recipe 'quik'; did you mean 'quick'?"),
-    ("DATA --set epocs=3", 2, "unknown recipe field 'epocs'; did you mean 'epochs'?"),
-    ("DATA --set lr=fast", 2, "lr=fast; expected a number"),
-    ("DATA --set fit_batch=maybe", 2, "fit_batch=maybe; expected true or false"),
-    ("DATA --set drop_path=2", 2, "drop_path=2.0; expected"),
-    ("DATA --set epochs=3", 2, "epochs given twice, as 1 and by --set epochs=3; expected one of them"),
-    ("DATA --set lr=1 lr=2", 2, "lr"),
-    ("DATA --set", 2, "--set is followed by nothing; expected key=value, such as --set epochs=10"),
-    ("DATA --set --strict", 2, "--set is followed by '--strict'; expected key=value"),
-    ("--set DATA", 2, "--set is followed by "),
-    ("DATA --set =3", 2, "--set '=3'; expected key=value, such as --set epochs=10"),
-    ("DATA --set=lr", 2, "--set 'lr'; expected key=value"),
-    ("DATA --set accumulate=3", 2, "batch_size=4 does not divide into accumulate=3 equal passes"),
-    ("DATA --set batch_size=19 -", 2, "batch_size=19 does not fit: there are 18 training images; take --set"),
-    ("DATA --set batch_size=3 mixup=0.5 -", 2, "mixup and cutmix pair the images of a pass, of which there are 3"),
-    ("DATA --set optimizer=adamx", 2, "unknown optimizer 'adamx'; did you mean 'adamax'?"),
-    ("DATA --set auto_augment=nonsense", 2, "auto_augment=nonsense; expected"),
-    ("DATA --set precision=fp16", 2, "precision=fp16 needs a GPU; use precision=bf16 or fp32"),
-    ("DATA --set distill=hard", 2, "distill=hard without a teacher"),
-    ("DATA --set distill=hard teacher=test_resne", 2, "teacher 'test_resne' is neither a model of timm nor a run"),
-    ("DATA --set distill=hard teacher=full", 2, "teacher folder full has no config.json"),
-    ("DATA --set distill=hard teacher=teacher", 2, "teacher 'teacher' knows 7 classes, the data has 2"),
-    ("DATA --set distill=hard teacher=test_vit", 2, "the weights of teacher 'test_vit' cannot be loaded: "),
-    # run
-    ("DATA --resume", 2, "--resume needs --out, the folder of the run to continue"),
-    ("DATA --resume --out file", 2, "file exists and holds no run"),
-    ("DATA --resume --out model", 2, "model holds a model, but no run of broadsight to continue"),
-    ("DATA --resume --out damaged", 2, "damaged/config.json is damaged"),
-    ("DATA --out file", 2, "file exists and holds no run; choose another --out"),
-    ("DATA --out full", 2, "full exists and holds no run; choose another --out"),
-    ("DATA --out file/below", 2, "file"),
-    ("DATA --device cuda", 2, "device cuda asked for, but torch sees no GPU here; use --device cpu or auto"),
-    ("DATA --device tpu", 2, "--device: expected one of 'auto', 'cpu', 'cuda', got tpu"),
-    ("DATA --processes 2", 2, "2 processes asked for, 1 running; start them with: torchrun --standalone"),
-    ("DATA --task detect", 2, "holds no labelled images; expected a COCO JSON file beside its images"),
-    ("DATA --task paint", 2, "--task: expected one of 'classify'"),
-    ("DATA --workers -1", 2, "--workers -1; expected"),
-    ("DATA --threads -1", 2, "--threads -1; expected"),
-    ("DATA --epochs many", 2, "--epochs: expected"),
-    ("DATA --bacth 4", 2, "unrecognized arguments: --bacth"),
-]
+MISTAKES = yaml.safe_load(Path(__file__).with_name("train_mistakes.yaml").read_text("utf-8"))
 
 
 @pytest.mark.parametrize(("argv", "code", "message"), MISTAKES, ids=[argv for argv, _, _ in MISTAKES])

@@ -25,8 +25,7 @@ def batches() -> list[np.ndarray]:
 
 def test_compare__counts_images_and_finds_the_largest_difference_over_the_largest_output():
     found = compare(session_of(lambda x: x), reference, batches())
-    assert (found.images, found.largest, found.relative, found.same_class) == (5, 0.0, 0.0, 1.0)
-    assert found.within(1e-9)
+    assert (found.images, found.largest, found.relative, found.same_class) == (5, 0.0, 0.0, 1.0) and found.within(1e-9)
     given = [np.full((1, 3, 2, 2), 2.0, np.float32), np.full((2, 3, 2, 2), -8.0, np.float32)]
     found = compare(session_of(lambda x: x + np.float32([0, 0.5, 0, 0])), reference, given)
     assert (found.largest, found.relative) == (0.5, 0.5 / 8)
@@ -39,17 +38,13 @@ def test_compare__every_output_has_its_own_scale():
 
     both = Session(described(2, outputs=("a", "b"), task="detect"), lambda images: two(images, 0.05))
     found = compare(both, two, batches())
-    assert found.largest == pytest.approx(0.05) and found.relative == pytest.approx(0.5)
-    assert found.same_class is None
+    assert (found.largest, found.relative, found.same_class) == (pytest.approx(0.05), pytest.approx(0.5), None)
 
 
-def test_compare__not_a_number_never_passes_and_other_classes_are_counted():
+def test_compare__not_a_number_never_passes_other_classes_are_counted_and_shapes_compared():
     assert not compare(session_of(lambda x: x * np.float32("nan")), reference, batches()).within(1e9)
     given = [np.float32([[1, 2, 3, 4], [4, 3, 2, 1]]).repeat(3, 0).reshape(6, 1, 2, 2).repeat(3, 1)]
     assert compare(session_of(lambda x: np.abs(x - [0, 0, 0, 4])), reference, given).same_class == 0.5
-
-
-def test_compare__another_shape_and_nothing_to_compare_are_errors():
     words, fewer = r"shape \(1, 3\) in its runtime, \(1, 4\) in torch", session_of(lambda x: x[:, :3])
     refused(words, compare, fewer, reference, batches(), error=RuntimeError)
     refused("at least one", compare, session_of(lambda x: x), reference, [])

@@ -45,8 +45,7 @@ def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Im
 @pytest.mark.parametrize(("size", "mode"), [((61, 45), "RGB"), ((20, 90), "RGBA"), ((300, 200), "L")])
 def test_image_to_images__bit_by_bit_as_the_classifier(transforms, size, mode):
     normalise = Normalise(transforms.mean, transforms.std)
-    classifier = Classifier("net", "net", torch.nn.Identity(), transforms, None, normalise, {})
-    image = noise(*size, mode)
+    classifier, image = Classifier("", "", torch.nn.Identity(), transforms, None, normalise, {}), noise(*size, mode)
     pixels = torch.as_tensor(classifier.transforms.build(training=False)(decode(image, transforms.channels)))
     expected = classifier.normalise(pixels[None])[0].numpy()
     found = image_to_images(described(transforms))(image)
@@ -54,20 +53,13 @@ def test_image_to_images__bit_by_bit_as_the_classifier(transforms, size, mode):
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("size", [(8000, 1), (1, 200_000), (3_000_000, 1)])
-def test_image_to_images__of_narrow_images(size):
-    """Whole, the last would take 200 GB on its way to the model."""
-    prepare = image_to_images(described(Transforms(224, mean=(0.0,) * 3, std=(1.0,) * 3)))
-    image = prepare(Image.new("RGB", size, (255, 51, 0)))
-    assert image.shape == (3, 224, 224) and np.allclose(image.mean((1, 2)), [1, 0.2, 0])
-
-
-def test_image_to_images__by_hand():
-    """An image of one colour stays so, whatever is cut off."""
-    prepare = image_to_images(described(Transforms(8, 3, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))))
-    found = prepare(Image.new("RGB", (31, 17), (255, 51, 102)))
-    expected = [(1 - 0.5) / 0.5, (0.2 - 0.25) / 0.25, 0.4]
-    assert found == pytest.approx(np.broadcast_to(np.array(expected)[:, None, None], (3, 8, 8)), abs=1e-6)
+@pytest.mark.parametrize("size", [(31, 17), (8000, 1), (1, 200_000), (3_000_000, 1)])
+def test_image_to_images__by_hand_and_of_narrow_images(size):
+    """An image of one colour stays so, whatever is cut off; whole, the last would take 200 GB on its way."""
+    prepare = image_to_images(described(Transforms(224, 3, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))))
+    expected = np.array([(1 - 0.5) / 0.5, (0.2 - 0.25) / 0.25, 0.4])[:, None, None]
+    found = prepare(Image.new("RGB", size, (255, 51, 102)))
+    np.testing.assert_allclose(found, np.broadcast_to(expected, (3, 224, 224)), atol=1e-6)
 
 
 def test_image_to_images__upright_and_by_several_threads():
@@ -93,7 +85,7 @@ def test_image_to_images__what_does_not_suit():
     refused("^net does not say the 'std' of its preprocessing; export it again$", image_to_images, poor)
 
 
-def test_top_classes__as_softmax():
+def test_top_classes__as_softmax_with_names_or_numbers_and_of_equals_the_first():
     logits = torch.randn(7)
     found = top_classes(described(Transforms(8), tuple("abcdefg")), logits.numpy(), 3)
     expected = logits.softmax(0).topk(3)
@@ -101,9 +93,6 @@ def test_top_classes__as_softmax():
     assert [one["class"] for one in found] == ["abcdefg"[place] for place in expected.indices]
     assert [one["probability"] for one in found] == pytest.approx(expected.values.tolist(), abs=1e-6)
     assert json.loads(json.dumps(found)) == found
-
-
-def test_top_classes__names_numbers_and_equals():
     found = top_classes(described(Transforms(8)), np.array([0, 1000, 1000], np.float32), 9)
     rows = [("1", 1, 0.5), ("2", 2, 0.5), ("0", 0, 0.0)]
     assert found == [dict(zip(("class", "index", "probability"), row, strict=True)) for row in rows]

@@ -20,11 +20,6 @@ def place() -> int | None:
     return stack.address
 
 
-@pytest.fixture
-def artefact(tmp_path):
-    return written("openvino", tmp_path, Colours(), colours_described())
-
-
 def test_kept__what_is_changed_within_is_put_back():
     before, memory = place(), ctypes.create_string_buffer(1 << 16)
     with pytest.raises(ValueError, match="within"), kept_signal_stack():
@@ -35,7 +30,8 @@ def test_kept__what_is_changed_within_is_put_back():
     assert place() == before
 
 
-def test_sessions__the_first_to_come_is_the_first_to_go(artefact):
+def test_sessions_that_go_first_and_quantising_leave_it_alone(tmp_path):
+    artefact = written("openvino", tmp_path, Colours(), colours_described())
     before, sessions = place(), [open_artefact(artefact, 1), open_artefact(artefact, 1)]
     assert place() == before
     for session in sessions:
@@ -45,13 +41,9 @@ def test_sessions__the_first_to_come_is_the_first_to_go(artefact):
         sessions.pop(0)
         gc.collect()
         assert place() == before
-
-
-def test_quantise__leaves_it_alone(artefact, tmp_path):
     pytest.importorskip("nncf")
     from broadsight.deployment.int8.openvino import CalibratedOpenVINO
 
-    before = place()
     CalibratedOpenVINO(artefact, noise(), threads=1).write(tmp_path / "small.xml")
     gc.collect()
     assert place() == before

@@ -1,10 +1,6 @@
-"""Every registered model exports, in every format, and computes the same there.
+"""Every registered model exports, in every format, and computes the same there: by default models of every kind at full
+width and with one block a stage; in the slow set all, whole and at their own size, as the command exports them."""
 
-By default models of every kind at full width and with one block a stage, which is every code path; the slow set has
-all that are registered, whole and at their own size, as the command exports them.
-"""
-
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,7 @@ import timm
 import torch
 
 import broadsight
-from broadsight.deployment import FORMATS, Agreement, Description, capture, compare, open_artefact, prepare
+from broadsight.deployment import FORMATS, Agreement, capture, compare, open_artefact, prepare
 from broadsight.deployment.run import write_artefact
 from broadsight.deployment.subject import of_classifier
 from broadsight.models import FAMILIES
@@ -35,18 +31,15 @@ def map_under(backbone: str) -> torch.nn.Module:
     return broadsight.swap_pool(backbone, "map", groups=2, tokens=2, dim=32, heads=2, mlp_dim=64, num_classes=9)
 
 
-SHALLOW = {"vit_tiny_cb": 2, "vit_tiny_cb_s": 2, "deit_tiny_distilled_cb": 2, "vit_small_cb_hybrid": 1}
-SHALLOW |= {"vit_small_cb_gate": 1}  # blocks
+SHALLOW = dict.fromkeys(("vit_tiny_cb", "vit_tiny_cb_s", "deit_tiny_distilled_cb"), 2)  # blocks
+SHALLOW |= {"vit_small_cb_hybrid": 1, "vit_small_cb_gate": 1}
 SMALL: dict[str, Any] = {
     **{name: lambda name=name: shallow(name, num_classes=9) for name in KINDS},
     "map_mobilenetv1": lambda: timm.create_model("map_mobilenetv1", num_classes=9),
     "map of test_resnet": lambda: map_under("test_resnet"),
     "map of test_vit": lambda: map_under("test_vit"),
     "map of mat_1": lambda: broadsight.swap_pool(shallow("mat_1"), "map", groups=2, tokens=2, num_classes=9),
-    **{
-        name: lambda name=name, depth=depth: timm.create_model(name, depth=depth, num_classes=9)
-        for name, depth in SHALLOW.items()
-    },
+    **{name: lambda name=name: timm.create_model(name, depth=SHALLOW[name], num_classes=9) for name in SHALLOW},
     "pvt_v2_b0_cb": lambda: timm.create_model("pvt_v2_b0_cb", depths=(1, 1, 1, 1), num_classes=9),
 }
 
@@ -61,19 +54,13 @@ class Made:
         self.side = 224 if tied else 96
         self.program = capture(prepare(self.model, (self.side, self.side)), (3, self.side, self.side))
 
-    def description(self, any_batch: bool = True) -> Description:
-        return described(self.side, any_batch=any_batch, classes=None)
-
     def agreement(self, path: Path) -> Agreement:
         batches = [noise(count, 3, self.side, self.side) for count in (1, 3)]
         return compare(open_artefact(path, threads=1), reference(self.model), batches)
 
 
 # The others differ from these in what is timm's own, or in one operation.
-LATER = {"stvit_base", "vit_tiny_cb_s", "deit_tiny_distilled_cb", "vit_small_cb_hybrid", "vit_small_cb_gate"}
-LATER |= {name for name in SMALL if name.startswith("map of")}
-
-
+LATER = {"stvit_base", *SHALLOW, *(name for name in SMALL if name.startswith("map of"))} - {"vit_tiny_cb"}
 PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in SMALL]
 
 
@@ -86,42 +73,36 @@ def made(request) -> Made:
 def test_small__computes_the_same_whatever_the_batch(made, format, tmp_path):
     needed(format)
     path = tmp_path / f"model{FORMATS[format].suffix}"
-    FORMATS[format].write(made.program, made.description(), path)
+    FORMATS[format].write(made.program, described(made.side, classes=None), path)
     assert (found := made.agreement(path)).within(2e-5), found
     if format == "onnx":
         import onnx
 
-        operations = Counter(node.op_type for node in onnx.load(path).graph.node)
-        assert not SLOW_OPERATIONS & operations.keys(), operations
-        assert {node.domain for node in onnx.load(path).graph.node} == {""}  # nothing but the standard's own
+        nodes = onnx.load(path).graph.node
+        assert not SLOW_OPERATIONS & {node.op_type for node in nodes}
+        assert {node.domain for node in nodes} == {""}  # nothing but the standard's own
 
 
 # XNNPACK's lowering takes a minute for each; tests/deployment/formats/test_formats.py has a tiny one.
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
 def test_small__on_a_phone(name, tmp_path):
     made = Made(name)
-    path = written("executorch", tmp_path, prepare(made.model, (made.side,) * 2), made.description(any_batch=False))
+    said = described(made.side, any_batch=False, classes=None)
+    path = written("executorch", tmp_path, prepare(made.model, (made.side,) * 2), said)
     assert (found := made.agreement(path)).within(1e-4), found
 
 
-def _whole(name: str, format: str, path: Path, **wanted: Any) -> None:
+WHOLE = [(name, format, False) for name in NAMES for format, form in FORMATS.items() if form.suffix]
+FREE = "stvit_small", "emsnet_xxtiny", "mat_1", "partialformer_b0", "map_resnet50"
+WHOLE += [(name, format, True) for name in FREE for format in ("onnx", "openvino", "pt2")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "format", "any_size"), WHOLE)
+def test_whole__in_every_format_and_some_for_any_size(name, format, any_size, tmp_path):
     needed(format)
     torch.manual_seed(0)
     classifier = open_classifier(name, pretrained=False, device="cpu")
     subject = of_classifier(replace(classifier, model=randomize(classifier.model)), "a test", count=2)
-    found = write_artefact(subject, path / f"model{FORMATS[format].suffix}", ask(format, rounds=0, **wanted))
-    assert found.agreement.within(1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", [name for name, form in FORMATS.items() if form.suffix])
-@pytest.mark.parametrize("name", NAMES)
-def test_whole__in_every_format(name, format, tmp_path):
-    _whole(name, format, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "openvino", "pt2"])
-@pytest.mark.parametrize("name", ["stvit_small", "emsnet_xxtiny", "mat_1", "partialformer_b0", "map_resnet50"])
-def test_whole__for_any_size(name, format, tmp_path):
-    _whole(name, format, tmp_path, any_size=True)
+    target, wanted = tmp_path / f"model{FORMATS[format].suffix}", ask(format, rounds=0, any_size=any_size)
+    assert write_artefact(subject, target, wanted).agreement.within(1e-3)

@@ -40,16 +40,10 @@ class Pair(Tiny):
 def described(side: int = 32, **changes) -> Description:
     image = {"channels": 3, "height": side, "width": side, "any_batch": True, "any_size": False}
     image |= {name: changes.pop(name) for name in image.keys() & changes.keys()}
-    values = {
-        "task": "classify",
-        "title": "tiny",
-        "source": "tiny",
-        "classes": ("ant", "bée", "cat", "dog"),
-        "outputs": ("logits",),
-        "image": image,
-        "preprocessing": preprocessing(Transforms(side, mean=(0.5,) * 3, std=(0.25,) * 3, crop_pct=0.875)),
-        "provenance": {"commit": None, "versions": {"torch": torch.__version__}},
-    }
+    values = dict(task="classify", title="tiny", source="tiny", outputs=("logits",), image=image)
+    values["classes"] = ("ant", "bée", "cat", "dog")
+    values["preprocessing"] = preprocessing(Transforms(side, mean=(0.5,) * 3, std=(0.25,) * 3, crop_pct=0.875))
+    values["provenance"] = {"commit": None, "versions": {"torch": torch.__version__}}
     return Description(**(values | changes))
 
 
@@ -104,10 +98,8 @@ def shifted(original: Callable[..., Session], amount: float) -> property:
 
     def opened(self):
         def session_of(path: Path, threads: int | None = None) -> Session:
-            session = original(path, threads)
-            return Session(
-                session.description, lambda images: [x + np.float32(amount) for x in session(images).values()]
-            )
+            true = original(path, threads)
+            return Session(true.description, lambda images: [x + np.float32(amount) for x in true(images).values()])
 
         return session_of
 

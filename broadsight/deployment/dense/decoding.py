@@ -1,6 +1,6 @@
 """From the raw outputs of an exported dense model to what it found. Needs numpy alone, in any runtime's company."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,12 +21,9 @@ class Place:
 
 
 def decode(decoding: Mapping[str, Any], outputs: Mapping[str, np.ndarray], places: Sequence[Place]) -> list[Found]:
-    """What was found in each image, in its own pixels.
-
-    Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
-    "probabilities" (K, H, W) and "classes" (H, W); of pose models "keypoints" (K, 3), x, y and how sure. Outputs come
-    by name, each with a row for every image.
-    """
+    """What was found in each image, in its own pixels. Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1
+    and "scores" (N,), the best first; of segmenters "probabilities" (K, H, W) and "classes" (H, W); of pose models
+    "keypoints" (K, 3), x, y and how sure. Outputs come by name, each with a row for every image."""
     for name, values in outputs.items():
         if len(values) != len(places):
             raise ValueError(f"{name} has {len(values)} rows for {len(places)} images; expected one each")
@@ -44,10 +41,8 @@ def _from_anchors(decoding: Mapping[str, Any], outputs: Found, place: Place) -> 
         levels.append(boxes.reshape(-1, 4).astype(np.float32))
     anchors, counts = np.concatenate(levels), [len(level) for level in levels]
     if len(anchors) != len(outputs["cls_logits"]):
-        raise ValueError(
-            f"{len(outputs['cls_logits'])} rows of cls_logits for an image of {place.canvas[0]}x{place.canvas[1]}; "
-            f"expected {len(anchors)}, one for each anchor"
-        )
+        what = f"{len(outputs['cls_logits'])} rows of cls_logits for an image of {place.canvas[0]}x{place.canvas[1]}"
+        raise ValueError(f"{what}; expected {len(anchors)}, one for each anchor")
     boxes = box_of(decoding, outputs["bbox_regression"], anchors)
     boxes = boxes.clip(0, np.array(place.seen[::-1] * 2, np.float32))
     if decoding["scores"] == "softmax":  # the best of each class
@@ -105,12 +100,8 @@ def _from_queries(decoding: Mapping[str, Any], outputs: Found, place: Place) -> 
     best = best[sigmoid(logits[best]) >= decoding["score_threshold"]]
     rows, labels = np.divmod(best, decoding["classes"])
     centres, half = outputs["boxes"][rows, :2], outputs["boxes"][rows, 2:] / 2
-    shares = np.concatenate([centres - half, centres + half], 1).clip(0, 1)
-    return {
-        "boxes": shares * np.array(place.image[::-1] * 2, np.float32),
-        "labels": labels + 1,
-        "scores": sigmoid(logits[best]),
-    }
+    boxes = np.concatenate([centres - half, centres + half], 1).clip(0, 1) * np.array(place.image[::-1] * 2, np.float32)
+    return {"boxes": boxes, "labels": labels + 1, "scores": sigmoid(logits[best])}
 
 
 def _from_pixels(decoding: Mapping[str, Any], outputs: Found, place: Place) -> Found:
@@ -149,12 +140,7 @@ def _from_heat_maps(decoding: Mapping[str, Any], outputs: Found, place: Place) -
     return {"keypoints": np.concatenate([there, maps[points, y, x][:, None]], 1).astype(np.float32)}
 
 
-KINDS: dict[str, Callable[[Mapping[str, Any], Found, Place], Found]] = {
-    "anchors": _from_anchors,
-    "queries": _from_queries,
-    "pixels": _from_pixels,
-    "heatmaps": _from_heat_maps,
-}
+KINDS = dict(anchors=_from_anchors, queries=_from_queries, pixels=_from_pixels, heatmaps=_from_heat_maps)
 
 
 def _best(decoding: Mapping[str, Any], scores: np.ndarray) -> np.ndarray:

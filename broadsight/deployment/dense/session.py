@@ -19,16 +19,8 @@ Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 def predict_images(session: Session, images: Iterable[Image.Image], boxes: Sequence[Any] | None = None) -> list[Found]:
-    """What an opened artefact finds in each image, of any size and mode, in its own pixels.
-
-    Args:
-        boxes: For pose models, (N, 4) for each image; without them one that is all of the image.
-
-    Returns:
-        Of detectors "boxes" (N, 4), "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
-        "probabilities" (K, H, W) and "classes" (H, W); of pose models the boxes that were given with "keypoints"
-        (N, K, 3), x, y and how sure, and their mean as "scores".
-    """
+    """What an opened artefact finds in each image, of any size and mode, in its own pixels, as `decode` has it; of pose
+    models, which take boxes (N, 4) for each image or else all of it, also these, and as "scores" how sure they are."""
     images = list(images)
     if boxes is not None and len(boxes) != len(images):
         raise ValueError(f"boxes of {len(boxes)} images for {len(images)}; expected one (N, 4) for each")
@@ -57,11 +49,9 @@ def find(model: Model, description: Description, image: Image.Image, boxes: Any 
 
 
 def whole_image(description: Description, photo: Image.Image) -> tuple[np.ndarray, Place]:
-    """An image as the model takes it, (C, H, W) of float32 and normalised, and where its pixels are from.
-
-    Resized to the model's one size, or with its aspect and padded by zeros below and at the right: to the canvas that
-    was exported, or where sizes are open to a multiple that the model is used to.
-    """
+    """An image as the model takes it, (C, H, W) of float32 and normalised, and where its pixels are from: resized to
+    its one size, or with its aspect and padded by zeros to the canvas that was exported, or if sizes are open a
+    multiple."""
     said, image = description.preprocessing, description.image
     pixels = torch.from_numpy(np.array(decode_photo(photo, image["channels"])))
     pixels = pixels.reshape(*pixels.shape[:2], -1).permute(2, 0, 1).float() / 255
@@ -92,6 +82,7 @@ def crops(description: Description, photo: Image.Image, boxes: Any) -> tuple[np.
     said, image = description.preprocessing, description.image
     if said["way"] != "crops":
         raise ValueError(f"{description.title} finds boxes by itself; give it images alone")
+    boxes = [[0, 0, photo.width, photo.height]] if boxes is None else boxes
     boxes = torch.as_tensor(boxes, dtype=torch.float64).reshape(-1, 4)
     photo, size = decode_photo(photo, image["channels"]), (image["height"], image["width"])
     back = invert_affine(crop_affine(boxes, size, padding=said["padding"]))
@@ -106,12 +97,9 @@ def _normalised(pixels: Tensor, said: dict[str, Any]) -> Tensor:
 
 
 def apart(found: Found, expected: Found) -> dict[str, float]:
-    """How far two answers about one image are from each other.
-
-    "differing" is which part of the objects, keypoints or pixels is not the same: an object is if the other answer has
-    one of its label within a pixel and 0.01 of its score, a keypoint if it is within a pixel, a pixel if its class is
-    equal. "pixels" is how far corners of boxes or keypoints are apart at most among those that are the same.
-    """
+    """How far two answers about one image are from each other: which part of the objects, keypoints or pixels is
+    "differing" (an object has none of its label within a pixel and 0.01 of its score, a keypoint is not within a pixel,
+    a pixel has another class), and how many "pixels" the corners or keypoints of the others are apart at most."""
     if "classes" in expected:
         return {"differing": float((found["classes"] != expected["classes"]).mean()), "pixels": 0.0}
     if "keypoints" in expected:

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from ...data.decoding import UnreadableImage, decode
 from ...data.scenes import Scenes
-from ...data.sources.unlabelled import find_images
 from ...layers import PartialAttention
 from ...runs.dense_model import DenseModel, open_dense
 from ...training.run_folder import RunFolder
 from ..session import Description, Session
-from ..subject import Subject, provenance, spread
+from ..subject import Subject, answers, provenance, spread, to_show
 from .raw import CELL, RawModel, check_exportable, raw_model
 from .session import apart, crops, find, whole_image
 
@@ -27,8 +25,6 @@ WHY_ONE_SIZE = {
     "crops": "it looks at crops of {sides}",
     "fit": "its backbone brings all images to one",
 }
-
-
 Shown = tuple[Image.Image, np.ndarray | None]  # to compare on; for pose models with boxes (N, 4), or None for all of it
 
 
@@ -43,14 +39,12 @@ def of_dense(
     canvas: tuple[int, int] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """A dense run, on the CPU.
+    """A dense run, on the CPU, as `of_classifier` a classifier.
 
     Args:
-        command: That asked for it, for the provenance.
-        images: Files, folders or patterns to try it on; none: what the run validated on, or drawn scenes.
         count: Of images to try; of pose models, of crops.
         size: Pixels of the shorter side to look at images in, instead of those it was trained in.
-        any_size: Whether sizes will be left open; it changes what the user is told.
+        any_size: Whether sizes will be left open; it changes the notes.
         canvas: (height, width) that images are fitted into where sizes are fixed, multiples of 32; a square if None.
     """
     if config is None:  # what the run's folder says of it
@@ -60,63 +54,46 @@ def of_dense(
         run = open_dense(run, device="cpu", size=size)
     raw = raw_model(run, canvas=canvas)
     height, width = raw.size
-    description = Description(
-        task=run.task,
-        title=run.title,
-        source=run.path.absolute().name or run.title,
-        classes=run.classes,
-        outputs=raw.outputs,
-        image={"channels": run.channels, "height": height, "width": width, "any_batch": True, "any_size": False},
-        preprocessing=raw.preprocessing,
-        provenance=provenance(run.model, command, dict(config)),
-        decoding=raw.decoding,
-    )
+    names = run.task, run.title, run.path.absolute().name or run.title, run.classes, raw.outputs
+    image = {"channels": run.channels, "height": height, "width": width, "any_batch": True, "any_size": False}
+    about = provenance(run.model, command, dict(config))
+    description = Description(*names, image, raw.preprocessing, about, decoding=raw.decoding)
     shown, words, notes = _shown(run, raw, images, count)
     if raw.decoding["kind"] == "pixels" and not any_size:
-        other = "" if not raw.any_size else "; --any-size sees them as the run does"
+        other = "; --any-size sees them as the run does" if raw.any_size else ""
         notes = (*notes, f"images that are not square are made to fit {height}x{width} pixels{other}")
-
     why = WHY_ONE_SIZE[raw.preprocessing["way"]].format(sides=f"{height}x{width}")
     chooses = any(isinstance(module, PartialAttention) for module in raw.model.modules())
-    if chooses:
-        # Rounding decides which of equals are foreground, and all positions of a padding are equal
+    if chooses:  # rounding decides which of equals are foreground, and all positions of a padding are equal
         words = f"{words}, stretched to leave no padding"
 
     def model(batch: np.ndarray) -> dict[str, np.ndarray]:
-        with torch.inference_mode():
-            found = raw.model(torch.from_numpy(batch))
-        return {name: one.numpy() for name, one in zip(raw.outputs, found, strict=True)}
+        return dict(zip(raw.outputs, answers(raw.model, batch), strict=True))
 
     def follow(batch: np.ndarray, found: dict[str, np.ndarray]) -> list[np.ndarray]:
         queries: Any = raw.model
-        with torch.inference_mode():
-            answers = queries.following(torch.from_numpy(batch), torch.from_numpy(found["chosen"]))
-        return [one.numpy() for one in answers]
+        return answers(queries.following, batch, found["chosen"])
 
-    return Subject(
-        model=raw.model,
-        description=description,
-        images=lambda side: _images(description, shown, count, free=side is not None, filled=chooses),
-        shown=words,
-        notes=notes,
-        obstacle="" if raw.any_size else f"{why}; leave the option out",
-        example_size=EXAMPLE_SIZE if raw.any_size else None,
-        follow=follow if "chosen" in raw.outputs else None,
-        findings=lambda session: _findings(session, model, shown),
-    )
+    def findings(session: Session) -> dict[str, float]:
+        """How far what an artefact finds in images is from what the model in torch does, decoded alike."""
+        said = session.description
+        each = [apart(find(session, said, *one), find(model, said, *one)) for one in shown]
+        differing, pixels = zip(*(one.values() for one in each), strict=True)
+        return {"differing": float(np.mean(differing)), "pixels": float(np.max(pixels))}
+
+    def photos(side: int | None) -> list[np.ndarray]:
+        return _images(description, shown, count, side is not None, chooses)
+
+    example, obstacle = (EXAMPLE_SIZE, "") if raw.any_size else (None, f"{why}; leave the option out")
+    followed = follow if "chosen" in raw.outputs else None
+    return Subject(raw.model, description, photos, words, notes, obstacle, example, followed, findings)
 
 
-def _images(
-    description: Description, shown: Sequence[Shown], count: int, *, free: bool, filled: bool
-) -> list[np.ndarray]:
+def _images(description: Description, shown: Sequence[Shown], count: int, free: bool, filled: bool) -> list[np.ndarray]:
     """The images as (1, C, H, W); with `free` sizes the first in one that is a multiple of nothing, the others each in
     its own; `filled` stretches them to where they would be padded, and then the first is in multiples of cells."""
     if description.preprocessing["way"] == "crops" and not filled:
-        found: list[np.ndarray] = []
-        for photo, boxes in shown:
-            whole = [[0, 0, photo.width, photo.height]]
-            found += [image[None] for image in crops(description, photo, whole if boxes is None else boxes)[0]]
-        return found[:count]
+        return [image[None] for photo, boxes in shown for image in crops(description, photo, boxes)[0]][:count]
     if not free:
         return [_image(description, photo, filled) for photo, _ in shown]
     said, image = description.preprocessing, description.image
@@ -124,11 +101,8 @@ def _images(
     height, width = side // 2 * 2 + 3, side * 4 // 3 // 2 * 2 + 5
     if filled:  # else the model pads
         height, width = (-(-side // CELL) * CELL for side in (height, width))
-    odd = replace(
-        description,
-        preprocessing={**said, "short_side": height, "long_side": None},
-        image={**image, "height": height, "width": width},
-    )
+    said = {**said, "short_side": height, "long_side": None}
+    odd = replace(description, preprocessing=said, image={**image, "height": height, "width": width})
     own = replace(description, image={**image, "any_size": True})
     return [_image(own if place else odd, photo, filled) for place, (photo, _) in enumerate(shown)]
 
@@ -144,36 +118,21 @@ def _image(description: Description, photo: Image.Image, filled: bool) -> np.nda
     return whole_image(replace(description, image=image, preprocessing=exact), photo)[0][None]
 
 
-def _findings(session: Session, model: Any, shown: Sequence[Shown]) -> dict[str, float]:
-    """How far what an artefact finds in images is from what the model in torch does, decoded alike."""
-    said = session.description
-    each = [apart(find(session, said, *one), find(model, said, *one)) for one in shown]
-    return {
-        "differing": float(np.mean([one["differing"] for one in each])),
-        "pixels": float(np.max([one["pixels"] for one in each])),
-    }
-
-
-def _shown(
-    run: DenseModel, raw: RawModel, images: Sequence[str], count: int
-) -> tuple[list[Shown], str, tuple[str, ...]]:
+def _shown(run: DenseModel, raw: RawModel, images: Sequence[str], count: int) -> tuple[list[Shown], str, Any]:
     """Images, what they are, and notes."""
-    if images:
-        found, notes = find_images(images)
-        return _read(found.in_channels(run.channels), count), f"images of {' '.join(images)}", tuple(notes)
-    try:
+
+    def own() -> tuple[Any, str]:
         val = run.own_data().val
-        if len(val):
-            words = f"images that the run validated on ({run.settings['data']})"
-            return _read(val, count, boxes=run.top_down), words, ()
-    except (OSError, ValueError, KeyError, RuntimeError):
-        pass  # its data may be elsewhere by now: scenes do
+        return _read(val, count, boxes=run.top_down) if len(val) else (), run.settings["data"]
+
+    found, words, notes = to_show(images, run.channels, own)
+    if found is not None:
+        return _read(found, count) if images else found, words, notes
     side = raw.preprocessing.get("short_side") or (NO_SIZE if raw.preprocessing["way"] == "fit" else min(raw.size))
     scenes = Scenes(count, size=(side, side * 4 // 3), split="test")
     drawn = [scenes.scene(place) for place in range(count)]
-    photos = [decode(Image.fromarray(one.image), run.channels) for one in drawn]
-    boxes = [one.boxes if run.top_down else None for one in drawn]
-    return list(zip(photos, boxes, strict=True)), "drawn scenes", ()
+    boxed = [(decode(Image.fromarray(x.image), run.channels), x.boxes if run.top_down else None) for x in drawn]
+    return boxed, words, notes
 
 
 def _read(source: Any, count: int, *, boxes: bool = False) -> list[Shown]:

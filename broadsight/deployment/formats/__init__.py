@@ -49,8 +49,7 @@ class Format:
         except OSError:
             raise
         except ValueError as error:
-            reason, *_ = str(error).splitlines()
-            raise ValueError(f"{path} cannot be opened: {reason}") from None
+            raise ValueError(f"{path} cannot be opened: {str(error).splitlines()[0]}") from None
         except Exception as error:
             raise ValueError(f"{path} cannot be opened by {self.runtime}: {first_line(error)}") from None
 
@@ -82,11 +81,9 @@ def need(name: str, int8: bool = False) -> Format:
         able = ", ".join(name for name, other in FORMATS.items() if other.int8)
         raise ValueError(f"int8 with format {name!r}, which has none; expected one of {able}")
     packages = (*form.packages, *(form.int8_packages if int8 else ()))
-    if missing := [package for package in packages if not _installed(package)]:
-        raise ValueError(
-            f"the format {name} needs {', '.join(missing)}, which is not installed; "
-            f'run: pip install "broadsight[{form.extra}]"'
-        )
+    if missing := ", ".join(package for package in packages if not _installed(package)):
+        install = f'run: pip install "broadsight[{form.extra}]"'
+        raise ValueError(f"the format {name} needs {missing}, which is not installed; {install}")
     return form
 
 
@@ -114,11 +111,8 @@ def of_file(path: str | Path) -> Format:
 
 
 def open_artefact(path: str | Path, threads: int | None = None) -> Session:
-    """A file that `broadsight export` wrote, or the folder of a web page, in its own runtime on the CPU.
-
-    Args:
-        threads: For the runtime's operators; None leaves them to the runtime.
-    """
+    """A file that `broadsight export` wrote, or the folder of a web page, in its own runtime on the CPU, with so many
+    threads for its operators; None leaves them to the runtime."""
     form = of_file(path)
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no {path}; `broadsight export` writes one")

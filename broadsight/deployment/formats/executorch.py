@@ -24,10 +24,8 @@ _open: WeakSet[Any] = WeakSet()  # sessions, by what runs them
 
 @register
 class ExecuTorch(Format):
-    """One image of a fixed size at a time. The method "broadsight" gives the description, as the bytes of its JSON.
-
-    The runtime has one pool of threads, which all sessions of the process share.
-    """
+    """One image of a fixed size at a time. The method "broadsight" gives the description, as the bytes of its JSON. The
+    runtime has one pool of threads, which all sessions of the process share."""
 
     name, files, runtime = "executorch", (".pte",), "ExecuTorch"
     packages, extra = ("executorch",), "executorch"
@@ -40,12 +38,9 @@ class ExecuTorch(Format):
             from executorch.exir import to_edge_transform_and_lower
 
             text = torch.frombuffer(bytearray(description.to_json().encode()), dtype=torch.uint8)
-            lowered = to_edge_transform_and_lower(
-                fold_constants(program),
-                transform_passes=[drop_idle_expands, flatten_soft_maxes],
-                partitioner=[XnnpackPartitioner()],
-                constant_methods={KEY: text},
-            ).to_executorch()
+            how: Any = dict(partitioner=[XnnpackPartitioner()], constant_methods={KEY: text})
+            how["transform_passes"] = [drop_idle_expands, flatten_soft_maxes]
+            lowered = to_edge_transform_and_lower(fold_constants(program), **how).to_executorch()
         path.write_bytes(sealed(lowered.buffer))
 
     def load(self, path: Path, threads: int | None) -> Session:
@@ -63,14 +58,13 @@ class ExecuTorch(Format):
             content = path.read_bytes()
             if content[4:6] != b"ET":
                 raise ValueError("it is no program of ExecuTorch")
-            whole, seal, _ = content.rpartition(SEAL)
-            if not seal or sealed(whole) != content:  # the runtime may end the whole process over a damaged one
+            inner, seal, _ = content.rpartition(SEAL)
+            if not seal or sealed(inner) != content:  # the runtime may end the whole process over a damaged one
                 raise ValueError("it is damaged, or not by this version of `broadsight export`; export the model again")
-            program = Runtime.get().load_program(str(path))  # checks that all that it refers to lies within
-            kept: Any = program.load_method(KEY) if program.method_names == {KEY, "forward"} else None
-            texts = {} if kept is None else {KEY: bytes(kept.execute([])[0].tolist()).decode()}
-            description = described(texts)
-            method: Any = program.load_method("forward")
+            program: Any = Runtime.get().load_program(str(path))  # checks that all that it refers to lies within
+            whole = program.method_names == {KEY, "forward"}
+            texts = {KEY: bytes(program.load_method(KEY).execute([])[0].tolist()).decode()} if whole else {}
+            description, method = described(texts), program.load_method("forward")
 
         def run(images: np.ndarray) -> list[np.ndarray]:
             # The runtime writes into memory of its own, which the next call uses again.
@@ -86,16 +80,13 @@ def sealed(program: bytes) -> bytes:
 
 
 def fold_constants(program: ExportedProgram) -> ExportedProgram:
-    """A copy in which whatever is computed from weights alone is a weight.
-
-    XNNPACK takes filters that are constants, but not views of constants: those would run a hundred times slower.
-    """
+    """A copy in which whatever is computed from weights alone is a weight. XNNPACK takes filters that are constants,
+    but not views of constants: those would run a hundred times slower."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     folded = constant_prop_pass(deepcopy(program))
     for name in set(folded.constants) - set(program.constants):
-        # As tensors with memory of their own: a parameter that was passed on unchanged is looked for among the
-        # buffers, and of a slice the first numbers of the whole would be written.
+        # With memory of their own: parameters that were passed on are looked for among buffers, slices written whole
         folded.constants[name] = folded.constants[name].detach().clone(memory_format=torch.contiguous_format)
     return folded
 
@@ -122,9 +113,8 @@ def flatten_soft_maxes(module: GraphModule) -> PassResult:
         value = x.meta["val"]
         if value.ndim != 4 or dim not in (-1, 3):
             continue
-        shape = list(value.shape)
+        shape, view = list(value.shape), ops.edge.aten.view_copy.default
         flat = [shape[0], shape[1] * shape[2], shape[3]]
-        view = ops.edge.aten.view_copy.default
         with module.graph.inserting_before(node):
             rows = module.graph.call_function(view, (x, flat))
             soft = module.graph.call_function(node.target, (rows, 2, *others))

@@ -14,8 +14,7 @@ from . import Format, described, register
 
 OPSET = 20
 INPUT = "images"
-# Domains of ONNX Runtime's own operators; functions in the file may have domains of their own.
-DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.ms.internal.nhwc")
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.ms.internal.nhwc")  # of ONNX Runtime's own operators
 COMPILED = "EPContext"  # an operator that names a file of compiled code
 OPTIONS = "ort_config"  # metadata that ONNX Runtime may take for its own options
 
@@ -58,7 +57,7 @@ def to_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     names: Any = dict(input_names=[INPUT], output_names=list(outputs))
     with quiet():
         exported: Any = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
-    model = exported.model_proto
+    model = exported.model_proto  # made anew at every access
     add_bias_within(model)
     return model
 
@@ -86,23 +85,17 @@ def _save(model: Any, description: Description, path: Path) -> None:
 
 
 def add_bias_within(model: Any) -> None:
-    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place.
-
-    Of Gemm, which knows matrices alone, ONNX Runtime adds the bias while it multiplies; Add is a pass over the memory
-    of its own, and keeps GELU from its faster form. To reshape before and after costs nothing. ONNX Runtime does so
-    itself only where all lengths are known; left alone here is what has more than one axis of unknown length.
-    """
+    """Make Gemm of MatMul and Add where stacks of rows meet one weight and one bias, in place: ONNX Runtime adds the
+    bias of Gemm while it multiplies; Add is a pass over the memory of its own, and keeps GELU from its faster form. It
+    does so itself only where all lengths are known; what has several axes of unknown length is left alone."""
     from onnx import helper, numpy_helper
 
     graph = model.graph
     constants = {one.name: tuple(one.dims) for one in graph.initializer}
-    shapes = {  # with -1 for a length that is unknown; empty if all of it is
-        one.name: [size.dim_value if size.HasField("dim_value") else -1 for size in one.type.tensor_type.shape.dim]
-        for one in (*graph.input, *graph.value_info)
-    }
+    known = {one.name: one.type.tensor_type.shape.dim for one in (*graph.input, *graph.value_info)}  # -1: unknown
+    shapes = {name: [x.dim_value if x.HasField("dim_value") else -1 for x in dims] for name, dims in known.items()}
     readers = readers_of(graph)
-    kept: list[Any] = []
-    replaced: set[int] = set()
+    kept, replaced = [], set()
     for node in graph.node:
         found = None if node.op_type != "MatMul" else _biased(node, constants, shapes, readers)
         if found is None:
@@ -115,19 +108,19 @@ def add_bias_within(model: Any) -> None:
             graph.initializer.append(numpy_helper.from_array(np.array(target, np.int64), name))
         gemm = helper.make_node("Gemm", [stem, node.input[1], bias], [f"{stem}_sum"], name=node.name)
         gemm.metadata_props.extend(node.metadata_props)
-        kept += [
-            helper.make_node("Reshape", [node.input[0], f"{stem}_flat"], [stem], name=f"{node.name}_flat"),
-            gemm,
-            helper.make_node("Reshape", [f"{stem}_sum", f"{stem}_whole"], [add.output[0]], name=f"{node.name}_whole"),
-        ]
+        flat = helper.make_node("Reshape", [node.input[0], f"{stem}_flat"], [stem], name=f"{node.name}_flat")
+        sums, whole = [f"{stem}_sum", f"{stem}_whole"], f"{node.name}_whole"
+        kept += [flat, gemm, helper.make_node("Reshape", sums, [add.output[0]], name=whole)]
         replaced.add(id(add))
         shapes.pop(node.output[0], None)
-    kept = [node for node in kept if id(node) not in replaced]
-    del graph.node[:]
-    graph.node.extend(kept)
-    known = [one for one in graph.value_info if one.name in shapes]
-    del graph.value_info[:]
-    graph.value_info.extend(known)
+    keep_only(graph.node, [node for node in kept if id(node) not in replaced])
+    keep_only(graph.value_info, [one for one in graph.value_info if one.name in shapes])
+
+
+def keep_only(parts: Any, kept: Sequence[Any]) -> None:
+    """Make a repeated field of a protobuf message hold these."""
+    del parts[:]
+    parts.extend(kept)
 
 
 def readers_of(graph: Any) -> dict[str, list[Any]]:
@@ -150,8 +143,7 @@ def _biased(node: Any, constants: Any, shapes: Any, readers: Any) -> tuple[Any, 
     bias = add.input[1] if add.input[0] == node.output[0] else add.input[0]
     if constants.get(bias) != (weight[1],):
         return None
-    front = shape[:-1]
-    return None if front.count(-1) > 1 or 0 in front else (add, bias, front)
+    return None if shape[:-1].count(-1) > 1 or 0 in shape[:-1] else (add, bias, shape[:-1])
 
 
 def check_onnx(content: bytes) -> None:

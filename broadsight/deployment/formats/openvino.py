@@ -53,8 +53,7 @@ class OpenVINO(Format):
         model = core.read_model(str(path))
         description = description_of(model)
         single = for_one_image(model, description)
-        # takes as long again: not for who only ever has one image
-        several = cache(lambda: compiled(core, model, threads).create_infer_request())
+        several = cache(lambda: compiled(core, model, threads).create_infer_request())  # as long again: if asked for
         one = several() if single is None else compiled(core, single, threads).create_infer_request()
 
         def run(images: np.ndarray) -> list[np.ndarray]:
@@ -76,9 +75,7 @@ class OpenVINO(Format):
 
 def plain_sizes(program: ExportedProgram) -> ExportedProgram:
     """The same program without maxima and minima of sizes, which OpenVINO does not know; they become sums and products.
-
-    Where there are some it is a copy, and no longer checks the sizes that it is given, since those checks have more.
-    """
+    Where there are some it is a copy, and no longer checks the sizes that it is given, since those checks have more."""
     if not any(node.target in (torch.sym_max, torch.sym_min) for node in program.graph.nodes):
         return program
     program = deepcopy(program)

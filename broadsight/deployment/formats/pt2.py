@@ -1,9 +1,6 @@
 """PT2: torch's own archive of an exported program, run by torch; what lies inside is looked at before torch sees it.
-
-torch.export.load unpickles what an archive asks it to, evaluates the formulas of open sizes, executes the guards, loads
-compiled code and calls operators by any name. Here every entry, name, operator and formula is one of those that
-exported models need, or the archive is refused. torch then reads an archive that holds nothing else.
-"""
+torch.export.load unpickles, evaluates formulas of open sizes, executes guards, loads compiled code and calls operators
+by any name. Here every entry, name, operator and formula is one that exported models need, or it is refused."""
 
 import ast
 import io
@@ -112,12 +109,8 @@ class Refused(ValueError):
 
 
 def clean(archive: str | Path | io.BytesIO, *, own: bool = False) -> tuple[io.BytesIO, dict[str, str]]:
-    """An archive of the same model that holds nothing to execute, and the files beside the model by name.
-
-    Args:
-        archive: As torch.export.save writes it.
-        own: It was written here just now: pickled sample inputs are left out, not refused.
-    """
+    """An archive, as torch.export.save writes it, of the same model that holds nothing to execute, and the files beside
+    the model by name. `own`: it was written here just now, and pickled sample inputs are left out, not refused."""
     root, entries = _entries(archive)
     if entries.get(SAMPLES) and not own:
         raise Refused("it holds pickled sample inputs, which could run code; export the model again")
@@ -155,8 +148,7 @@ def clean(archive: str | Path | io.BytesIO, *, own: bool = False) -> tuple[io.By
 
 def _entries(archive: str | Path | io.BytesIO) -> tuple[str, dict[str, bytes]]:
     """The name of the archive's one folder, and what is in it, each entry known by its name and stored as it is."""
-    found: dict[str, bytes] = {}
-    root = ""
+    found, root = dict[str, bytes](), ""
     try:
         with zipfile.ZipFile(archive) as source:
             for entry in source.infolist():
@@ -173,8 +165,7 @@ def _entries(archive: str | Path | io.BytesIO) -> tuple[str, dict[str, bytes]]:
     except Refused:
         raise
     except UNREADABLE as error:
-        reason = next(iter(str(error).splitlines()), "damaged")
-        raise Refused(f"it is no archive of torch ({reason})") from None
+        raise Refused(f"it is no archive of torch ({next(iter(str(error).splitlines()), 'damaged')})") from None
     return root, found
 
 
@@ -291,14 +282,12 @@ def _is_arithmetic(text: str) -> bool:
         formula = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    checked: set[ast.AST] = set()  # beside what holds them
-    powers = 0
+    checked, powers = set[ast.AST](), 0  # nodes, beside what holds them
     for node in ast.walk(formula):
         if node in checked or isinstance(node, ARITHMETIC):
             continue
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-            if len(str(node.value)) > MOST_DIGITS:
-                return False
+        number = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(number, int | float) and len(str(number)) <= MOST_DIGITS:
             continue
         if isinstance(node, ast.Name) and (node.id in ("true", "false", "True", "False") or SYMBOL.fullmatch(node.id)):
             continue
@@ -313,10 +302,9 @@ def _is_arithmetic(text: str) -> bool:
             if not (isinstance(name, str) and SYMBOL.fullmatch(name)):
                 return False
             checked.add(node.args[0])
-        if node.func.id in POWERS:
-            powers += 1
-            if powers > 3 or len(node.args) != 2 or not _is_small(node.args[1]):
-                return False
+        powers += node.func.id in POWERS
+        if node.func.id in POWERS and (powers > 3 or len(node.args) != 2 or not _is_small(node.args[1])):
+            return False
     return True
 
 

@@ -55,10 +55,9 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
     own = classifier.run.get("broadsight", {}).get("settings", {}).get("data")
     if data is None and own is None:
         if given is None:
-            raise ValueError(
-                f"--int8 needs images to calibrate on, and {classifier.title} has none of its own; "
-                "give labelled ones by --data, which measures accuracy too, or any by --calibrate"
-            )
+            what = f"--int8 needs images to calibrate on, and {classifier.title} has none of its own"
+            remedy = "give labelled ones by --data, which measures accuracy too, or any by --calibrate"
+            raise ValueError(f"{what}; {remedy}")
         return given
     try:
         labelled, ((task,), *_) = open_tasks(Request(classifier, data=data), [classifier])
@@ -75,14 +74,13 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
         return replace(given, task=task, place=place, notes=(*given.notes, *notes))
     if other is not None:
         return Sources(other.source, other.place, task, place, notes)
-    count = len(task.source)
-    if count < 2:
+    if (count := len(task.source)) < 2:
         raise ValueError(f"{place} has one image; expected two, one of them to calibrate on; or give --calibrate")
-    order = np.random.default_rng(0).permutation(count)
     few = min(images, max(1, count // 4))
-    measured = replace(task, source=View(task.source, np.sort(order[few:])), accepted=None)
+    parts = np.split(np.random.default_rng(0).permutation(count), [few])
+    calibrated, measured = (View(task.source, np.sort(part)) for part in parts)
     note = f"{place} sets nothing apart to train on: accuracy is measured on what was not calibrated on"
-    return Sources(View(task.source, np.sort(order[:few])), place, measured, place, (*notes, note))
+    return Sources(calibrated, place, replace(task, source=measured, accepted=None), place, (*notes, note))
 
 
 def _training_part(classifier: Classifier, data: str | None, own: str | None, labelled: Found) -> Found | None:
@@ -105,8 +103,7 @@ def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[
     """A number of images, drawn at random, and a note of those that cannot be read."""
     source = sources.calibration
     photos = SourceDataset(source, classifier.transforms.build(training=False))
-    found: list[Tensor] = []
-    skipped: list[tuple[str, str]] = []
+    found, skipped = list[Tensor](), list[tuple[str, str]]()
     for place in np.random.default_rng(0).permutation(len(source)).tolist():
         batch: Batch = photos.__getitems__([(0, place, place)])
         skipped += batch.skipped
@@ -116,7 +113,5 @@ def read_images(classifier: Classifier, sources: Sources, images: int) -> tuple[
     if not found:
         why = f"; {': '.join(skipped[0])}" if skipped else ""
         raise ValueError(f"none of the {len(source)} images in {sources.said} can be read to calibrate on{why}")
-    read = NormalisedImages(torch.stack(found), classifier.normalise)
-    if not skipped:
-        return read, ()
-    return read, (f"{len(skipped)} images to calibrate on cannot be read, such as {': '.join(skipped[0])}",)
+    unread = [f"{len(skipped)} images to calibrate on cannot be read, such as {': '.join(one)}" for one in skipped[:1]]
+    return NormalisedImages(torch.stack(found), classifier.normalise), tuple(unread)

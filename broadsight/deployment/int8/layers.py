@@ -42,15 +42,10 @@ class Calibrated(ABC):
         self.passed_over: dict[str, str] = {}  # by name why others stay in float in any case
         products, obstacles = self._read(source), {}
         for name, one in zip(unique_names([one.place for one in products]), products, strict=True):
-            obstacle = FACTOR if one.factor else ""
-            if one.computed:
-                obstacle = COMPUTED
-            elif one.endless:
-                obstacle = ENDLESS
             # Between two that are int8, one of few channels would have to be converted to float and back.
-            elif one.channels is not None and one.channels < FEW and (one.before is None or one.before in obstacles):
-                obstacle = SHALLOW
-            if obstacle:
+            few = one.channels is not None and one.channels < FEW and (one.before is None or one.before in obstacles)
+            reasons = {COMPUTED: one.computed, ENDLESS: one.endless, SHALLOW: few, FACTOR: one.factor}
+            if obstacle := next((reason for reason, holds in reasons.items() if holds), None):
                 obstacles[one.key] = self.passed_over[name] = obstacle
             else:
                 self.layers[name] = one.key

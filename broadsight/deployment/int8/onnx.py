@@ -5,11 +5,12 @@ import tempfile
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from ..formats.onnx import INPUT, readers_of, session_of
+from ..formats.onnx import INPUT, keep_only, readers_of, session_of
 from ..quiet import quiet
 from .layers import Calibrated, Product
 
@@ -21,13 +22,10 @@ BATCH = 8  # images that are calibrated with at once
 
 
 class CalibratedONNX(Calibrated):
-    """A float ONNX file with the ranges of its values, to be written as pairs of Quantize- and DequantizeLinear (QDQ).
-
-    Weights become signed, with a scale for each output channel; activations unsigned, with one scale and a zero point,
-    from the smallest to the largest value seen. Products of matrices give float results, since what follows them is
-    float anyway; convolutions give int8, or ONNX Runtime would run them in float. Measured on trained models, this
-    was the most accurate and the fastest of what ONNX Runtime offers.
-    """
+    """A float ONNX file with the ranges of its values, to be written as pairs of Quantize- and DequantizeLinear (QDQ):
+    weights signed, with a scale for each output channel; activations unsigned, from the smallest to the largest value
+    seen. Products of matrices give float results; convolutions give int8, or ONNX Runtime would run them in float. On
+    trained models this was the most accurate and the fastest of what ONNX Runtime offers."""
 
     def _read(self, source: Path) -> list[Product]:
         from onnxruntime.quantization.quant_utils import load_model_with_shape_infer
@@ -85,33 +83,24 @@ class CalibratedONNX(Calibrated):
         alone = [self._readers.get(node.output[0], []) for node in nodes if node.op_type == "Conv"]
         within = [one.name for one, *others in filter(None, alone) if not others and one and one.op_type in WITHIN]
         # ONNX Runtime multiplies a stack of matrices by constants of one scale only
-        stacked = {
-            node.input[1]: [{"quant_type": QuantType.QInt8, "symmetric": True}]
-            for node in nodes
-            if node.op_type == "MatMul" and len(self._constants[node.input[1]]) > 2
-        }
+        second = {node.input[1] for node in nodes if node.op_type == "MatMul"}
+        stacks = [name for name in second if len(self._constants[name]) > 2]
+        stacked = {name: [{"quant_type": QuantType.QInt8, "symmetric": True}] for name in stacks}
         options = {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"], "TensorQuantOverrides": stacked}
         copy = onnx.ModelProto()
         copy.CopyFrom(self._float)
         with quiet():
-            quantizer = QDQQuantizer(
-                copy,
-                per_channel=True,
-                reduce_range=False,
-                weight_qType=QuantType.QInt8,
-                activation_qType=QuantType.QUInt8,
-                tensors_range=self._ranges,
-                nodes_to_quantize=[*(node.name for node in nodes), *within],
-                nodes_to_exclude=[],
-                op_types_to_quantize=[*PRODUCTS, *WITHIN],
-                extra_options=options,
-            )
+            what: Any = dict(nodes_to_quantize=[*(node.name for node in nodes), *within], nodes_to_exclude=[])
+            what |= dict(op_types_to_quantize=[*PRODUCTS, *WITHIN], tensors_range=self._ranges)
+            how: Any = dict(per_channel=True, reduce_range=False, extra_options=options)
+            how |= dict(weight_qType=QuantType.QInt8, activation_qType=QuantType.QUInt8)
+            quantizer = QDQQuantizer(copy, **what, **how)
             quantizer.quantize_model()
         quantizer.model.topological_sort()
         model: Any = quantizer.model.model
         _spare_others(model, {node.name: node.op_type for node in nodes})
-        del model.metadata_props[:]  # also holds what the quantiser has noted for itself
-        model.metadata_props.extend(one for one in self._float.metadata_props if not one.key.startswith("onnx."))
+        # Without what the quantiser has noted for itself
+        keep_only(model.metadata_props, [x for x in self._float.metadata_props if not x.key.startswith("onnx.")])
         names = {key: name for name, key in self.layers.items()}
         for node in model.graph.node:
             node.name = names.get(node.name, node.name)
@@ -129,7 +118,6 @@ def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
     model = onnx.load(source)
     graph = model.graph
     constants = {one.name: one for one in graph.initializer}
-    outside = {one.name for one in graph.output}
     kept, origins = [], {}
     for node in graph.node:
         if node.op_type not in MOVES or not all(name in constants for name in node.input if name):
@@ -141,36 +129,26 @@ def _with_weights_in_place(source: Path) -> tuple[Any, dict[str, str]]:
         for name, value in zip(node.output, run.run(None, {}), strict=True):
             constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
             origins[name] = origins.get(node.input[0], node.input[0])
-    del graph.node[:]
-    graph.node.extend(kept)
-    read = {name for node in kept for name in node.input} | outside
-    del graph.initializer[:]
-    graph.initializer.extend(one for name, one in constants.items() if name in read)
+    read = {name for node in kept for name in node.input} | {one.name for one in graph.output}
+    keep_only(graph.node, kept)
+    keep_only(graph.initializer, [one for name, one in constants.items() if name in read])
     return model, origins
 
 
 def _ranges(source: Path, calibration: Any) -> tuple[Any, set[str]]:
     """The smallest and largest value of every tensor around a product, and the names of tensors without such values."""
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator
     from onnxruntime.quantization.calibrate import TensorsData
 
     count = onnx.load(source).graph.input[0].type.tensor_type.shape.dim[0].dim_value or BATCH  # 0 if any number does
 
-    class Batches(CalibrationDataReader):
-        starts = iter(range(0, len(calibration), count))
-
-        def get_next(self) -> Any:
-            start = next(self.starts, None)
-            return None if start is None else {INPUT: np.ascontiguousarray(calibration[start : start + count])}
-
-    calibrator = create_calibrator(
-        source,
-        [*PRODUCTS, *WITHIN],
-        augmented_model_path=str(source.with_name("augmented.onnx")),
-        calibrate_method=CalibrationMethod.MinMax,
-    )
-    calibrator.collect_data(Batches())
+    starts = range(0, len(calibration), count)
+    batches = ({INPUT: np.ascontiguousarray(calibration[start : start + count])} for start in starts)
+    reader: Any = SimpleNamespace(get_next=lambda: next(batches, None))
+    options: Any = dict(calibrate_method=CalibrationMethod.MinMax)
+    calibrator = create_calibrator(source, [*PRODUCTS, *WITHIN], str(source.with_name("augmented.onnx")), **options)
+    calibrator.collect_data(reader)
     found = {name: one.range_value for name, one in calibrator.compute_data().items()}
     finite = {name: both for name, both in found.items() if np.isfinite(both).all()}
     return TensorsData(CalibrationMethod.MinMax, finite), found.keys() - finite.keys()
@@ -178,8 +156,7 @@ def _ranges(source: Path, calibration: Any) -> tuple[Any, set[str]]:
 
 def _own_biases(graph: Any) -> None:
     """Give every product a bias of its own: of one that several share the quantiser makes copies, by names in use."""
-    constants = {one.name: one for one in graph.initializer}
-    seen: set[str] = set()
+    constants, seen = {one.name: one for one in graph.initializer}, set()
     for node in graph.node:
         if node.op_type in PRODUCTS and len(node.input) > 2 and node.input[2] in constants:
             name = node.input[2]
@@ -191,11 +168,8 @@ def _own_biases(graph: Any) -> None:
 
 
 def _spare_others(model: Any, quantised: Mapping[str, str]) -> None:
-    """Give back the float values to whoever computes in float, where they are still there.
-
-    The quantiser rounds a tensor for all that read it, so that a residual connection would lose what only the layer
-    beside it has to. Results of convolutions in int8 are rounded already.
-    """
+    """Give back the float values, where they are still there, to whoever computes in float, such as a residual
+    connection: the quantiser rounds a tensor for all that read it. Convolutions in int8 give rounded ones."""
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
         if node.name in quantised or node.op_type in ("QuantizeLinear", "DequantizeLinear", *WITHIN):

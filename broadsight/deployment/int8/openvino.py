@@ -1,5 +1,6 @@
 """OpenVINO in int8: post-training quantisation by NNCF."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,12 +22,9 @@ OPERATIONS = {"convolution": "conv2d", "bmm": "matmul", "mm": "matmul", "addmm":
 
 
 class CalibratedOpenVINO(Calibrated):
-    """A float .xml file (and the .bin beside it) with images to calibrate it.
-
-    NNCF would quantise whatever can be, and correct biases. Measured on trained models, answers stay several times
-    as close, in the same time, if nothing but convolutions and products with weights is quantised, from the smallest to
-    the largest value seen, and biases are left alone.
-    """
+    """A float .xml file (and the .bin beside it) with images to calibrate it. On trained models answers stay several
+    times as close, in the same time, if not all that NNCF can is quantised, but convolutions and products with weights
+    alone, from the smallest to the largest value seen, and biases are left alone."""
 
     def _read(self, source: Path) -> list[Product]:
         import openvino
@@ -39,13 +37,12 @@ class CalibratedOpenVINO(Calibrated):
         endless, found = self._endless(products), []
         for node in products:  # named as `name_layers` has, or else as OpenVINO has, which adds operators of its own
             name, weight, kind = node.friendly_name, node.input_value(1).get_node(), node.get_type_name()
-            channels = before = None
-            if weight.get_type_name() == "Constant" and kind in CONVOLUTIONS:
+            computed, channels, key = weight.get_type_name() != "Constant", None, None
+            if not computed and kind in CONVOLUTIONS:
                 channels = weight.get_output_shape(0)[2 if kind == "GroupConvolution" else 1]
                 before = _convolution(node.input_value(0).get_node())
-            place, computed = ("", name.partition("/")[0]), weight.get_type_name() != "Constant"
-            key = None if before is None else before.friendly_name
-            factor = channels is not None and _is_factor(node)
+                key = None if before is None else before.friendly_name
+            factor, place = channels is not None and _is_factor(node), ("", name.partition("/")[0])
             found.append(Product(name, place, computed, name in endless, channels, key, factor))
         return found
 
@@ -58,9 +55,8 @@ class CalibratedOpenVINO(Calibrated):
         name = self.layers[layer]
         rounded, model = _by_name(self._whole)[name], self._float.clone()
         node = _by_name(model)[name]
-        values = node.input_value(0)
         if (grid := _grid(rounded)) is not None:
-            node.input(0).replace_source_output(opset13.fake_quantize(values, *grid).output(0))
+            node.input(0).replace_source_output(opset13.fake_quantize(node.input_value(0), *grid).output(0))
         results: Any = [opset13.result(rounded.input_value(1))]  # what constants come to
         kind: Any = openvino.Model  # its many constructors are more than a type checker follows
         constants = compiled(self._core, kind(results, [], "constant"), self.threads).create_infer_request()
@@ -79,24 +75,16 @@ class CalibratedOpenVINO(Calibrated):
             from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
             chosen = {self.layers[name] for name in layers}
-            ignored = [
-                node.friendly_name
-                for node in self._float.get_ops()
-                if node.friendly_name not in chosen
-                and node.get_type_name() not in ("Constant", "Parameter", "Result", "Convert", *WITHIN)
-                and not _miscomputed(node, chosen)
-            ]
-            return nncf.quantize(
-                self._float,
-                nncf.Dataset(range(len(self.calibration)), lambda place: self.calibration[place : place + 1]),
-                preset=nncf.QuantizationPreset.MIXED,
-                subset_size=len(self.calibration),
-                ignored_scope=nncf.IgnoredScope(names=ignored, validate=False),
-                advanced_parameters=AdvancedQuantizationParameters(
-                    disable_bias_correction=True,
-                    activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
-                ),
-            )
+            idle = ("Constant", "Parameter", "Result", "Convert", *WITHIN)
+            others = [node for node in self._float.get_ops() if node.friendly_name not in chosen]
+            ignored = [one for one in others if one.get_type_name() not in idle and not _miscomputed(one, chosen)]
+            count, minmax = len(self.calibration), RangeEstimatorParametersSet.MINMAX
+            images = nncf.Dataset(range(count), lambda place: self.calibration[place : place + 1])
+            plain: Any = dict(disable_bias_correction=True, activations_range_estimator_params=minmax)
+            how: Any = dict(preset=nncf.QuantizationPreset.MIXED, subset_size=count)
+            how["advanced_parameters"] = AdvancedQuantizationParameters(**plain)
+            how["ignored_scope"] = nncf.IgnoredScope(names=[one.friendly_name for one in ignored], validate=False)
+            return nncf.quantize(self._float, images, **how)
 
     def _endless(self, products: Sequence[Any]) -> set[str]:
         """Names of products that meet values that are not finite, such as masks of attention; one image tells."""
@@ -112,10 +100,8 @@ class CalibratedOpenVINO(Calibrated):
 
 
 def narrow(model: Any) -> Description:
-    """Narrow a model, unless it is for any size, to one image at a time, in place; what it says of itself then.
-
-    In int8 OpenVINO 2026.4 adds wrongly, does not compile or answers with nothing where the number of images is open.
-    """
+    """Narrow a model, unless it is for any size, to one image at a time, in place; what it says of itself then. In int8
+    OpenVINO 2026.4 adds wrongly, does not compile or answers with nothing where the number of images is open."""
     found = description_of(model)
     if found.image["any_size"]:
         return found
@@ -130,11 +116,9 @@ def name_layers(path: Path, program: ExportedProgram) -> None:
     model: Any = openvino.Core().read_model(str(path))
     products = _products(model)
     origins, places = _origins(program), []
-    weights = {  # by module the directions of its filters
-        name.removesuffix(".weight"): _directions(one.detach().float().numpy(), len(one))
-        for name, one in program.state_dict.items()
-        if name.endswith(".weight") and one.ndim > 1
-    }
+    held = {name: one for name, one in program.state_dict.items() if name.endswith(".weight") and one.ndim > 1}
+    directions = {name: _directions(one.detach().float().numpy(), len(one)) for name, one in held.items()}
+    weights = {name.removesuffix(".weight"): one for name, one in directions.items()}  # of filters, by module
     for node in products:
         name = node.friendly_name.partition("/")[0]
         module, operation = origins.get(name, ("", name))
@@ -161,11 +145,10 @@ def _origins(program: ExportedProgram) -> dict[str, tuple[str, str]]:
 
 def _owner(node: Any, weights: Mapping[str, np.ndarray]) -> str:
     """Whose filters a product has; folding a normalisation into it scales them and loses its name."""
-    constant = node.input_value(1).get_node()
+    constant, grouped = node.input_value(1).get_node(), node.get_type_name() == "GroupConvolution"
     if constant.get_type_name() != "Constant":
         return ""
-    shape = tuple(constant.get_output_shape(0))
-    mine = _directions(constant.data, shape[0] * shape[1] if node.get_type_name() == "GroupConvolution" else shape[0])
+    mine = _directions(constant.data, math.prod(tuple(constant.get_output_shape(0))[: 2 if grouped else 1]))
     lengths = np.linalg.norm(mine, axis=1)
     for name, one in weights.items():
         if one.shape == mine.shape and lengths.any() and np.abs(np.abs((one * mine).sum(1)) - lengths).max() < 1e-3:
@@ -191,10 +174,8 @@ def _is_factor(node: Any) -> bool:
     """Whether what a convolution gives is multiplied as it is, images and channels in one dimension, by activations: in
     int8 OpenVINO cannot compile that for any number of images, it reshapes the steps of the channels like the maps."""
     readers = [one.get_node() for one in node.output(0).get_target_inputs()]
-    return any(
-        one.get_type_name() == "MatMul" or (one.get_type_name() in ("Broadcast", "Reshape") and _is_factor(one))
-        for one in readers
-    )
+    passed = [one for one in readers if one.get_type_name() in ("Broadcast", "Reshape")]
+    return any(one.get_type_name() == "MatMul" for one in readers) or any(map(_is_factor, passed))
 
 
 def _inputs(node: Any) -> list[Any]:

@@ -101,28 +101,22 @@ def quantiser(classifier: Classifier, title: str, request: Request, progress: Pr
         with failing(f"{title} cannot be quantised"):
             best, errors = settle(attempt, rank, max_drop)
         if sources.task and best.lost > max_drop:
-            raise RuntimeError(
-                f"{title} in int8 loses {best.lost:.1f} points of accuracy "
-                f"({before.top1:.1f} to {best.answers.top1:.1f} %) at best, with up to half of its "
-                f"{len(calibrated.layers)} layers in float; --max-drop allows {max_drop:g}: nothing was written; "
-                "allow more, calibrate on more images, or leave --int8 out"
-            )
+            points = f"{best.lost:.1f} points of accuracy ({before.top1:.1f} to {best.answers.top1:.1f} %) at best"
+            limit = f"--max-drop allows {max_drop:g}: nothing was written"
+            remedy = "allow more, calibrate on more images, or leave --int8 out"
+            half = f"with up to half of its {len(calibrated.layers)} layers in float"
+            raise RuntimeError(f"{title} in int8 loses {points}, {half}; {limit}; {remedy}")
         move_together(best.path, target, form.files)
-        floats: list[dict[str, Any]] = [{"layer": name, "reason": "asked for"} for name in best.kept]
-        for one in floats:
-            if one["layer"] in errors:
-                one |= {"reason": "int8 loses too much", "moves_logits_by": round(errors[one["layer"]], 6)}
-        found = {
-            "calibration": {"images": len(calibration), "from": sources.said},
-            "layers": len(calibrated.layers),
-            "in_int8": len(calibrated.layers) - len(floats),
-            "kept_in_float": floats,
-            "always_in_float": dict(calibrated.passed_over),
-            "top1": None if before.top1 is None else {"float": before.top1, "int8": best.answers.top1},
-            "max_drop": max_drop,
-            "same_class": float((before.predicted == best.answers.predicted).mean()),
-            "measured_on": {"images": len(before.predicted), "from": sources.place or sources.said},
-        }
+        costs = {name: {"moves_logits_by": round(moves, 6)} for name, moves in errors.items()}
+        reasons = {name: "int8 loses too much" if name in costs else "asked for" for name in best.kept}
+        floats: list[Any] = [{"layer": name, "reason": why, **costs.get(name, {})} for name, why in reasons.items()]
+        count, after = len(calibrated.layers), best.answers
+        found: dict[str, Any] = {"calibration": {"images": len(calibration), "from": sources.said}}
+        found |= dict(layers=count, in_int8=count - len(floats), kept_in_float=floats)
+        found["always_in_float"] = dict(calibrated.passed_over)
+        found["top1"] = None if before.top1 is None else {"float": before.top1, "int8": after.top1}
+        found |= dict(max_drop=max_drop, same_class=float((before.predicted == after.predicted).mean()))
+        found["measured_on"] = {"images": len(before.predicted), "from": sources.place or sources.said}
         description = replace(session.description, quantised=found)
         form.describe(target, description)
         sizes = {"float": file_bytes(source), "int8": file_bytes(target)}
@@ -152,10 +146,7 @@ def settle(
     while enough - too_few > 1:
         count = (too_few + enough) // 2
         tried[count] = attempt(order[:count])
-        if tried[count].lost <= limit:
-            enough = count
-        else:
-            too_few = count
+        too_few, enough = (too_few, count) if tried[count].lost <= limit else (count, enough)
     return tried[enough], errors
 
 
@@ -199,10 +190,9 @@ def _on_unlabelled(images: NormalisedImages) -> Measure:
 def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -> list[str]:
     """What a user wants to know of it."""
     calibration, measured, top1 = found["calibration"], found["measured_on"], found["top1"]
-    lines = [
-        f"int8: {found['in_int8']} of {found['layers']} layers, {sizes['float'] / 1e6:.1f} MB to "
-        f"{sizes['int8'] / 1e6:.1f} MB, calibrated on {calibration['images']:,} images of {calibration['from']}"
-    ]
+    shrunk = f"{sizes['float'] / 1e6:.1f} MB to {sizes['int8'] / 1e6:.1f} MB"
+    images = f"{calibration['images']:,} images of {calibration['from']}"
+    lines = [f"int8: {found['in_int8']} of {found['layers']} layers, {shrunk}, calibrated on {images}"]
     where = f"on {measured['images']:,} images of {measured['from']}"
     same, limit = f"{found['same_class']:.1%}", found["max_drop"]
     if top1 is None:
@@ -212,13 +202,12 @@ def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -
     else:
         lost = top1["float"] - top1["int8"]
         points = f"{abs(lost):.2f} points {'lost' if lost > 0 else 'gained'}" if lost else "nothing lost"
-        lines.append(
-            f"top-1 {where}: {top1['float']:.2f} % in float, {top1['int8']:.2f} % in int8, "
-            f"{points} (limit {limit:g}); the same class for {same}"
-        )
+        both = f"{top1['float']:.2f} % in float, {top1['int8']:.2f} % in int8"
+        lines.append(f"top-1 {where}: {both}, {points} (limit {limit:g}); the same class for {same}")
     ranked = [one for one in found["kept_in_float"] if "moves_logits_by" in one]
     asked = [one["layer"] for one in found["kept_in_float"] if "moves_logits_by" not in one]
-    lines.append(f"kept in float: {_counted(len(asked) + len(ranked), 'layer')}")
+    count = len(found["kept_in_float"])
+    lines.append(f"kept in float: {count or 'no'} layer{'' if count == 1 else 's'}")
     lines += [f"  {one['layer']}: alone it moves the logits by {one['moves_logits_by']:.1%}" for one in ranked[:SHOWN]]
     if len(ranked) > SHOWN:
         lines.append(f"  and {len(ranked) - SHOWN} more that move them less")
@@ -226,9 +215,6 @@ def _lines(found: dict[str, Any], sizes: dict[str, int], notes: Sequence[str]) -
         lines.append(f"  {len(asked)} as asked for: {some(asked)}")
     if always := Counter(found["always_in_float"].values()):
         reasons = ", ".join(f"{count} for {reason}" for reason, count in always.items())
-        lines.append(f"always in float: {_counted(sum(always.values()), 'other')} ({reasons})")
+        others = "other" if (count := sum(always.values())) == 1 else "others"
+        lines.append(f"always in float: {count} {others} ({reasons})")
     return [*lines, *(f"note: {note}" for note in notes)]
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"

@@ -1,8 +1,6 @@
 """What a model says differently for other runtimes: a class for each layer, swapped into the copy that `prepare` makes.
-
 A lowered layer is a subclass with another forward: the same function of the same weights, in few, plain operations, and
-for sizes that are left open as well. Names, weights and hooks stay. Each registers itself by `lowers`.
-"""
+for open sizes as well. Names, weights and hooks stay. Each registers itself by `lowers`."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -16,10 +14,8 @@ Form = TypeVar("Form", bound=type)
 
 
 def lowers(layer: type[nn.Module]) -> Callable[[Form], Form]:
-    """Register the decorated class, a subclass of `layer` without weights of its own, as its form for other runtimes.
-
-    A static method `fits(module) -> bool` of that class, if it has one, says whether it can stand for this very module.
-    """
+    """Register the decorated class, a subclass of `layer` without weights of its own, as its form for other runtimes;
+    its static method `fits(module) -> bool`, if it has one, says whether it can stand for this very module."""
 
     def register(form: Form) -> Form:
         FORMS[layer] = form

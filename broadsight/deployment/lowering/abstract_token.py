@@ -1,10 +1,10 @@
-"""MAT: window attention with abstract tokens, and samples at learned positions with two operations on the offsets."""
+"""MAT's window attention with abstract tokens."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...layers import AbstractTokenAttention, BilinearPatchEmbed
+from ...layers import AbstractTokenAttention
 from . import lowers
 from .operations import attention, crop_to, free, minus_infinity, pad_to, split_heads
 
@@ -64,17 +64,3 @@ class LoweredAbstractTokenAttention(AbstractTokenAttention):
         keys, values = split_heads(self.fuse_kv(mixed), 2, h)  # B h Nw d
         fused = attention(q.view(B, Nw, h, P, -1), keys[:, None], values[:, None], unreal)  # B Nw h P d
         return (local + fused.view(local.shape)).transpose(1, 2).reshape(windows, P, C)
-
-
-@lowers(BilinearPatchEmbed)
-class LoweredBilinearPatchEmbed(BilinearPatchEmbed):
-    """(B, C, H, W) -> (B, C', H/2, W/2), sizes rounded up."""
-
-    def positions(self, offsets: Tensor, H: int, W: int) -> Tensor:
-        column = torch.arange(offsets.shape[2], device=offsets.device, dtype=offsets.dtype)
-        row = torch.arange(offsets.shape[1], device=offsets.device, dtype=offsets.dtype)[:, None]
-        centre_x, centre_y = (4 * column + 2) / W - 1, (4 * row + 2) / H - 1
-        shape = offsets.shape[1:3]
-        centres = torch.stack([centre_x.expand(shape), centre_y.expand(shape)], -1)
-        two = torch.full_like(column[0], 2)  # a tensor: not all exporters divide by a size that is left open
-        return offsets * torch.stack([two / W, two / H]) + centres

@@ -1,8 +1,6 @@
 """Multi-scale interaction: unfolding, which runtimes do not know, as slices of pairs of cells; pooling to open sizes.
-
 Torch takes a size of 1 for a constant. So where sizes are open, every coarse map gets spare rows and columns at the
-bottom and the right, which keep every count above it, that of the stride-two windows included.
-"""
+bottom and the right, which keep every count above it, that of the stride-two windows included."""
 
 import torch
 import torch.nn.functional as F
@@ -21,22 +19,21 @@ SPARE = 2  # rows and columns of a coarse map of open size
 @lowers(PooledBranch)
 class LoweredPooledBranch(PooledBranch):
     def forward(self, x: Tensor) -> Tensor:
-        H, W = x.shape[1], x.shape[2]
-        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), H, W)
+        return self.prop(self.conv_v(self.conv_h(self.expand(max_pool(x, self.patch)))), x.shape[1], x.shape[2])
 
 
 @lowers(AttentionPath)
 class LoweredAttentionPath(AttentionPath):
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
-        return self.prop(self.attn(self.expand(average_pool(x, self.patch)), spare_cells(H, W)), H, W)
+        return self.prop(self.attn(self.expand(average_pool(x, self.patch)), SPARE if free(H, W) else 0), H, W)
 
 
 @lowers(FoldedInteraction)
 class LoweredFoldedInteraction(FoldedInteraction):
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[1], x.shape[2]
-        spare = spare_cells(H, W)
+        spare = SPARE if free(H, W) else 0
         gated = self.gate(x) * self.static.mix(self.whiten(x)).sigmoid()
         cells = self.local_in(average_pool(x, self.local.patch))
         if spare:  # a bias reaches spare cells too, but they have to be zero
@@ -104,11 +101,6 @@ class LoweredPropagate(Propagate):
         return crop_to(x, H, W)
 
 
-def spare_cells(H: int, W: int) -> int:
-    """Spare rows and columns of the coarse maps of a map of H x W."""
-    return SPARE if free(H, W) else 0
-
-
 def average_pool(x: Tensor, patch: int) -> Tensor:
     """Means of the valid pixels of each patch. (B, H, W, C) -> (B, h, w, C), spare cells included."""
     if not free(x.shape[1], x.shape[2]):
@@ -127,10 +119,8 @@ def max_pool(x: Tensor, patch: int) -> Tensor:
 
 
 def whole_patches(x: Tensor, patch: int, fill: float) -> Tensor:
-    """(B, H, W, C) -> (B, h, patch, w, patch, C), spare cells included; pixels beyond the map are `fill`.
-
-    An axis for every side instead of a pooling, into which ONNX Runtime would take the padding and then refuse it.
-    """
+    """(B, H, W, C) -> (B, h, patch, w, patch, C), spare cells included; pixels beyond the map are `fill`. An axis for
+    every side instead of a pooling, into which ONNX Runtime would take the padding and then refuse it."""
     H, W = x.shape[1], x.shape[2]
     h, w = (H + patch - 1) // patch + SPARE, (W + patch - 1) // patch + SPARE
     x = F.pad(x, [0, 0, 0, w * patch - W, 0, h * patch - H], value=fill)

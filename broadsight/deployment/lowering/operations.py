@@ -1,10 +1,7 @@
-"""What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open.
-
-Runtimes know matrix products, soft-max, transposition and gathering. Views of every third row, fused attention, stable
-sorts and writes by index are translated into chains of small operations, or not at all. A branch on an open size, or a
-slice whose end cannot be proven to lie inside, would pin a program to the sizes that it was traced with: so maps of
-open size are always padded, if by nothing, and cropped by index.
-"""
+"""What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open. Runtimes
+know matrix products, soft-max, transposition and gathering; strided views, fused attention, stable sorts and writes by
+index become chains of small operations, or nothing. A branch on an open size, or a slice whose end cannot be proven to
+lie inside, would pin a program to its example: maps of open size are always padded, and cropped by index."""
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +16,8 @@ def free(*sizes: int) -> bool:
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None) -> Tensor:
-    """Soft-max attention. (..., N, d), (..., M, d), (..., M, d) -> (..., N, d); leading axes are broadcast.
-
-    hidden is added to the logits: minus infinity for keys that nobody may see.
-    """
+    """Soft-max attention. (..., N, d), (..., M, d), (..., M, d) -> (..., N, d); leading axes are broadcast. hidden is
+    added to the logits: minus infinity for keys that nobody may see."""
     logits = (queries @ keys.transpose(-2, -1)) * keys.shape[-1] ** -0.5
     return (logits if hidden is None else logits + hidden).softmax(-1) @ values
 

@@ -66,11 +66,8 @@ class LoweredPartialAttention(PartialAttention):
 
 
 def rank_foreground(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The n highest scores of each row without a stable sort; of equals the lower index wins. (B, N), n ->
-
-    index (B, n): where they are, ascending.
-    rank (B, N): 1 for the first of them, 2 for the second, ...; 0 for all the others.
-    """
+    """The n highest scores of each row (B, N) without a stable sort; of equals the lower index wins. -> where they are,
+    ascending (B, n); and of all (B, N) 1 for the first of them, 2 for the second, ...; 0 for the others."""
     N = scores.shape[1]
     least = scores.topk(n, 1).values.amin(1, keepdim=True)  # B 1
     # Above the least, equal to it, below it, each of them by position: no two are equal, and whole numbers are exact.

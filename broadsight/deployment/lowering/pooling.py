@@ -1,14 +1,14 @@
-"""Feature maps merged and pooled, as convolutions where sizes are known, by products where open; broadcasting."""
+"""Feature maps merged and pooled, as convolutions where sizes are known, by products where open."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...layers import ContextBroadcast, FlattenPool, MergeMaps
+from ...layers import FlattenPool, MergeMaps
 from ...layers.folding import inference_form
 from ...layers.pooling.merge_maps import check_features, grows
-from ...surgery.broadcasting import WindowedBroadcast
 from . import lowers
 from .operations import average_to, free
 
@@ -26,7 +26,7 @@ class LoweredMergeMaps(MergeMaps):
         maps = list(features) if self.level > 0 else [features[-1]]
         weight, shift = folded
         # Convolutions leave the maps in the layout that runtimes have chosen for those before.
-        merged: Tensor | None = None
+        merged: Any = None
         for x, part in zip(maps, weight.split(self.used, 1), strict=True):
             bias = shift.flatten() if merged is None else None
             if self.grows(x, grid):
@@ -34,7 +34,6 @@ class LoweredMergeMaps(MergeMaps):
             else:
                 x = F.conv2d(self.take_middles(x, grid), part[:, :, None, None], bias)
             merged = x if merged is None else merged + x
-        assert merged is not None
         return self.act(merged)
 
     def grows(self, x: Tensor, grid: Sequence[int]) -> bool:
@@ -71,21 +70,6 @@ class LoweredFlattenPool(FlattenPool):
 
     def to_grid(self, x: Tensor) -> Tensor:
         return average_to(x, *self.grid)
-
-
-@lowers(ContextBroadcast)
-class LoweredContextBroadcast(ContextBroadcast):
-    """Tokens (B, N, C) or maps with their context, without a lerp, which is translated into seven operations."""
-
-    def broadcast(self, x: Tensor, channel_axis: int, class_token: bool) -> Tensor:
-        if self.kind != "cb":
-            return super().broadcast(x, channel_axis, class_token)
-        return (x + x.mean([axis for axis in range(1, x.ndim) if axis != channel_axis], keepdim=True)) * 0.5
-
-
-@lowers(WindowedBroadcast)
-class LoweredWindowedBroadcast(LoweredContextBroadcast, WindowedBroadcast):
-    """Windows as rows of the batch with the context of their images."""
 
 
 def enlarge(x: Tensor, grid: Sequence[int]) -> Tensor:

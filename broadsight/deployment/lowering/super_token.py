@@ -1,8 +1,5 @@
 """STViT: its block on channels-first maps; super-token attention in few nodes, of no shape that depends on the batch.
-
-Tokens are handed to their neighbours, and collected from them, by one gather each with indices that depend on the grid
-alone; images of a batch are told apart by no shape that would have to be computed.
-"""
+Tokens are handed to their neighbours, and collected from them, by one gather each with indices of the grid alone."""
 
 from typing import Any
 

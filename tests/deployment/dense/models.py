@@ -47,10 +47,8 @@ def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> An
     points: Any = dict(flip_pairs=(), skeleton=((0, 1),), keypoint_offset=0.0, top_down=top_down)
     place: Any = dict(title=f"{kind} {backbone} {neck}", path=Path("runs") / kind, settings={"data": "elsewhere"})
     seen: Any = dict(channels=3, views=lambda: Views(short_side=64, long_side=256), device=torch.device("cpu"))
-    recipe = SimpleNamespace(image_size=96)
-    return SimpleNamespace(
-        head=head, task=task, model=model, own_data=_elsewhere, recipe=recipe, **names, **points, **place, **seen
-    )
+    made: Any = dict(head=head, task=task, model=model, own_data=_elsewhere, recipe=SimpleNamespace(image_size=96))
+    return SimpleNamespace(**made, **names, **points, **place, **seen)
 
 
 def _elsewhere() -> None:

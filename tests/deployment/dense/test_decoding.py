@@ -23,8 +23,7 @@ BOXED = [kind for kind in HEADS if kind.split()[0] in ("retinanet", "fcos", "ssd
 @pytest.mark.parametrize("size", [(150, 101), (64, 97)])
 @pytest.mark.parametrize("kind", BOXED)
 def test_decode__boxes_are_those_of_the_detector(kind, size):
-    if kind == "rtdetr":
-        pytest.importorskip("transformers")
+    pytest.importorskip("transformers" if kind == "rtdetr" else "torch")
     run = dense_run(kind)
     with torch.no_grad():
         expected = finder(run)(make_image(*size), None)
@@ -39,12 +38,10 @@ def test_decode__boxes_are_those_of_the_detector(kind, size):
 @pytest.mark.parametrize("size", [(150, 101), (64, 90)])
 @pytest.mark.parametrize("kind", ["semantic_fpn", "upernet"])
 def test_decode__classes_of_pixels_are_those_of_the_segmenter(kind, size):
-    if kind == "upernet":
-        pytest.importorskip("segmentation_models_pytorch")
+    pytest.importorskip("segmentation_models_pytorch" if kind == "upernet" else "torch")
     run = dense_run(kind)
-    scorer = PixelScorer(run.classes, views=run.views())
     with torch.no_grad():
-        expected = scorer.find(run.model, pixels_of(make_image(*size))).numpy()
+        expected = PixelScorer(run.classes, views=run.views()).find(run.model, pixels_of(make_image(*size))).numpy()
     found = raw_find(run, make_image(*size))
     assert expected.std((1, 2)).min() > 1e-3, "the segmenter sees the same everywhere"
     np.testing.assert_allclose(found["probabilities"], expected, atol=1e-5)
@@ -65,8 +62,8 @@ def test_decode__heat_maps_peak_between_cells_and_at_borders():
     maps = np.random.default_rng(0).random((40, 5, 7, 6), dtype=np.float32)
     maps[0, 0] = 0  # a plateau: the first cell
     maps[1, 0, 6, 5] = 2
-    place = Place((28, 24), (28, 24), (28, 24))
-    found = decode({"kind": "heatmaps", "stride": 4}, {"heatmaps": maps}, [place] * len(maps))
+    places = [Place((28, 24), (28, 24), (28, 24))] * len(maps)
+    found = decode({"kind": "heatmaps", "stride": 4}, {"heatmaps": maps}, places)
     expected = decode_heat_maps(torch.from_numpy(maps), stride=4)
     np.testing.assert_allclose(np.stack([one["keypoints"] for one in found]), expected, atol=1e-6)
 
@@ -94,9 +91,7 @@ def test_resizing__is_bilinear_interpolation(before, after):
 
 def test_decode__refuses_outputs_of_another_image_and_may_find_nothing():
     raw = raw_model(dense_run("fcos"))
-    images = np.zeros((1, 3, 64, 96), np.float32)
-    outputs = in_torch(raw)(images)
-    place = Place((64, 96), (64, 96), (64, 96))
+    outputs, place = in_torch(raw)(np.zeros((1, 3, 64, 96), np.float32)), Place((64, 96), (64, 96), (64, 96))
     other = "rows of cls_logits for an image of 96x96; expected"
     refused(other, decode, raw.decoding, outputs, [replace(place, canvas=(96, 96))])
     refused("has 1 rows for 2 images", decode, raw.decoding, outputs, [place] * 2)

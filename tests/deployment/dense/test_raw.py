@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from broadsight.deployment import Session, capture
-from broadsight.deployment.dense.models import PoolToCells, RawDetector, SingleChannel, as_good
-from broadsight.deployment.dense.raw import NotExportable, raw_model
+from broadsight.deployment.dense.raw import NotExportable, PoolToCells, RawDetector, SingleChannel, as_good, raw_model
 from broadsight.deployment.dense.session import apart, crops, find, predict_images, whole_image
 from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image, raw_find
 from tests.refusals import refused
@@ -30,20 +29,14 @@ def test_raw_model__is_described_in_json_and_leaves_the_run_alone(kind):
     assert all(torch.equal(x, before[name]) for name, x in run.model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("head", "task", "instead"),
-    [
+def test_raw_model__says_what_to_use_instead_of_regions_and_which_canvas():
+    for head, task, instead in (
         ("faster_rcnn", "detect", "train retinanet, fcos, ssdlite or rtdetr"),
         ("mask_rcnn", "instances", "no head for masks does without"),
         ("keypoint_rcnn", "keypoints", "simple_baseline"),
-    ],
-)
-def test_raw_model__says_what_to_use_instead_of_regions(head, task, instead):
-    words = rf"{head} looks into regions.*{instead}.*heads that export are retinanet"
-    refused(words, raw_model, SimpleNamespace(head=head, task=task), error=NotExportable)
-
-
-def test_raw_model__canvas():
+    ):
+        words = rf"{head} looks into regions.*{instead}.*heads that export are retinanet"
+        refused(words, raw_model, SimpleNamespace(head=head, task=task), error=NotExportable)
     assert raw_model(dense_run("fcos")).size == (128, 128)  # holds 107 pixels in whole cells
     assert raw_model(dense_run("semantic_fpn"), canvas=(64, 160)).size == (64, 160)
     assert raw_model(dense_run("ssdlite"), canvas=(96, 80)).size == (96, 80)
@@ -52,24 +45,18 @@ def test_raw_model__canvas():
     refused("canvas=64x64; ssdlite takes 96x80 alone", raw_model, dense_run("ssdlite"), canvas=(64, 64))
 
 
-@pytest.mark.parametrize("size", [(9, 17), (6, 12), (3, 2)])
 @pytest.mark.parametrize("cells", [1, 2, 3, 6])
-def test_pool_to_cells__is_adaptive_average_pooling(cells, size):
-    x = torch.randn(2, 3, *size)
-    torch.testing.assert_close(PoolToCells(cells)(x), nn.AdaptiveAvgPool2d(cells)(x))
+def test_pool_to_cells__is_adaptive_average_pooling(cells):
+    for x in (torch.randn(2, 3, 9, 17), torch.randn(2, 3, 6, 12), torch.randn(2, 3, 3, 2)):
+        torch.testing.assert_close(PoolToCells(cells)(x), nn.AdaptiveAvgPool2d(cells)(x))
 
 
 @pytest.mark.parametrize(
     ("chosen", "good"),
     [
-        ([[2, 0], [1, 3]], True),
-        ([[2, 3], [1, 3]], True),  # 0 and 3 of the first are equal up to rounding
-        ([[0, 2], [1, 3]], False),  # the better one comes first
-        ([[2, 1], [1, 3]], False),
-        ([[2, 2], [1, 3]], False),
-        ([[2, 4], [1, 3]], False),
-        ([[2, -1], [1, 3]], False),
-        ([[2], [1]], False),
+        *(([[2, 0], [1, 3]], True), ([[2, 3], [1, 3]], True)),  # 0 and 3 of the first are equal up to rounding
+        *(([[0, 2], [1, 3]], False), ([[2, 1], [1, 3]], False)),  # the better one comes first
+        *(([[2, 2], [1, 3]], False), ([[2, 4], [1, 3]], False), ([[2, -1], [1, 3]], False), ([[2], [1]], False)),
     ],
 )
 def test_as_good__the_best_in_order_up_to_rounding(chosen, good):
@@ -105,7 +92,7 @@ def test_raw_detector__a_program_for_any_size_takes_single_cells_and_images():
 # ---- Images
 
 
-def test_whole_image__any_size_is_what_the_detector_sees():
+def test_whole_image__any_size_is_what_the_detector_sees_or_a_fixed_canvas_also_a_line_of_pixels_and_grey():
     run = dense_run("fcos")
     raw = raw_model(run)
     image, place = whole_image(description_of(run, raw), make_image(150, 101))
@@ -114,19 +101,11 @@ def test_whole_image__any_size_is_what_the_detector_sees():
     assert place.image == (101, 150) and place.seen == expected.image_sizes[0] == (64, 95)
     assert place.canvas == image.shape[1:] == (64, 96)
     np.testing.assert_allclose(image, expected.tensors[0], atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["fcos", "semantic_fpn"])
-def test_whole_image__is_fitted_into_a_fixed_canvas(kind):
-    run = dense_run(kind)
-    raw = raw_model(run, canvas=(64, 64))
-    image, place = whole_image(description_of(run, raw, any_size=False), make_image(200, 100))
-    assert place.seen == (32, 64) and image.shape == (3, 64, 64)
-    assert np.abs(image[:, 32:]).max() == 0 < np.abs(image[:, :32]).min(axis=(1, 2)).max()
-
-
-def test_whole_image__a_line_of_pixels_and_grey():
-    run = dense_run("semantic_fpn")
+    for run in (dense_run("fcos"), dense_run("semantic_fpn")):
+        raw = raw_model(run, canvas=(64, 64))
+        image, place = whole_image(description_of(run, raw, any_size=False), make_image(200, 100))
+        assert place.seen == (32, 64) and image.shape == (3, 64, 64)
+        assert np.abs(image[:, 32:]).max() == 0 < np.abs(image[:, :32]).min(axis=(1, 2)).max()
     image, place = whole_image(description_of(run, raw_model(run)), make_image(300, 1).convert("L"))
     assert place.seen == (1, 256) and image.shape == (3, 64, 256)
     assert raw_find(run, make_image(300, 1))["classes"].shape == (1, 300)

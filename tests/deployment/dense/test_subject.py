@@ -36,9 +36,6 @@ def of_opened(run: Any, command: str, images: list[str] | tuple[()] = (), **opti
     return of_dense(run, command, images, config={}, **options)
 
 
-CHANGES = dict(epochs=1, epoch_updates=20, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
-
-
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory) -> Path:
     """Four images, 80 pixels wide and 64 high."""
@@ -49,7 +46,8 @@ def coco(tmp_path_factory) -> Path:
 def detector(coco, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "detector"
     small = dict(width=32, score_thresh=0.02)  # so early it is not sure of much
-    train(ask_dense("retinanet", folder, data=str(coco), val=str(coco), head_args=small, changes=CHANGES))
+    changes = dict(epochs=1, epoch_updates=20, batch_size=4, lr=3e-3, hflip=0.0, resize=[1.0, 1.0])
+    train(ask_dense("retinanet", folder, data=str(coco), val=str(coco), head_args=small, changes=changes))
     return folder
 
 
@@ -120,15 +118,12 @@ def test_export_command__says_how_far_apart_findings_are(detector, coco, tmp_pat
 # ---- What cannot be, in one line and at once
 
 
-NO_LABELS = {"category_ids": {}, "keypoint_names": [], "flip_pairs": [], "skeleton": [], "keypoint_offset": 0}
-
-
 def as_run_of(folder: Path, head: str, task: str) -> Path:
     """No more than what a run's folder says of itself."""
     folder.mkdir()
-    settings = {"data": "a", "model": "test_resnet", "pool": "gap", "broadcast": None, "seed": 0}
-    settings |= {"head": head, "neck": "fpn"}
-    about = {"task": task, "settings": settings, "recipe": {}, "parameters": 1, "labels": NO_LABELS}
+    settings = dict(data="a", model="test_resnet", pool="gap", broadcast=None, seed=0, head=head, neck="fpn")
+    labels = dict(category_ids={}, keypoint_names=[], flip_pairs=[], skeleton=[], keypoint_offset=0)
+    about = dict(task=task, settings=settings, recipe={}, parameters=1, labels=labels)
     (folder / "config.json").write_text(json.dumps({"architecture": "dense_model", "broadsight": about}))
     (folder / "model.safetensors").touch()
     return folder
@@ -152,19 +147,13 @@ def test_export_command__refuses_regions_pages_and_int8(head, options, words, tm
     assert [*tmp_path.iterdir()] == [run]
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"), [("ssdlite", "made for 96x80"), ("simple_baseline", "looks at crops of 96x64"), ("fcos", "")]
-)
-def test_of_opened__says_why_a_head_takes_one_size(kind, why):
-    subject = of_opened(dense_run(kind), "", count=1)
-    assert why in subject.obstacle and bool(why) == bool(subject.obstacle)
-    assert (subject.example_size is None) == bool(why)
-
-
 # ---- Images to compare on
 
 
-def test_of_opened__draws_scenes_where_the_images_are_gone():
+def test_of_opened__says_why_a_head_takes_one_size_and_draws_scenes_where_the_images_are_gone():
+    for kind, why in (("ssdlite", "made for 96x80"), ("simple_baseline", "looks at crops of 96x64"), ("fcos", "")):
+        subject = of_opened(dense_run(kind), "", count=1)
+        assert why in subject.obstacle and bool(why) == bool(subject.obstacle) == (subject.example_size is None)
     subject = of_opened(dense_run("semantic_fpn"), "", count=3)
     assert subject.shown == "drawn scenes" and len(subject.images(None)) == 3
     assert any("not square are made to fit 64x64" in note for note in subject.notes)
@@ -176,8 +165,7 @@ def test_of_opened__draws_scenes_where_the_images_are_gone():
 def test_of_opened__leaves_out_what_cannot_be_read(tmp_path):
     Image.new("RGB", (40, 30), "red").save(tmp_path / "b.png")
     (tmp_path / "a.png").write_bytes(b"no image")
-    subject = of_opened(dense_run("fcos"), "", [str(tmp_path)], count=5)
-    assert len(subject.images(None)) == 1
+    assert len(of_opened(dense_run("fcos"), "", [str(tmp_path)], count=5).images(None)) == 1
     asked = of_opened, dense_run("fcos"), ""
     refused("none of the 1 images to compare on can be read; ", *asked, [str(tmp_path / "a.png")])
     refused("no such file", *asked, [str(tmp_path / "c.png")], error=FileNotFoundError)
@@ -198,11 +186,10 @@ class TwoImages:
 
 def test_of_opened__crops_of_the_objects_that_the_run_validated_on():
     known = vars(dense_run("simple_baseline")) | dict(own_data=lambda: SimpleNamespace(val=TwoImages()))
-    run: Any = SimpleNamespace(**known)
-    subject = of_opened(run, "", count=9)
-    assert subject.shown == "images that the run validated on (elsewhere)"
-    assert len(subject.images(None)) == 4
-    assert len(of_opened(run, "", count=3).images(None)) == 3
+    for count, crops in ((9, 4), (3, 3)):
+        subject = of_opened(SimpleNamespace(**known), "", count=count)
+        assert subject.shown == "images that the run validated on (elsewhere)"
+        assert len(subject.images(None)) == crops
 
 
 @pytest.mark.parametrize("kind", ["fcos", pytest.param("simple_baseline", marks=pytest.mark.slow)])
@@ -219,7 +206,6 @@ def test_of_opened__no_padding_where_attention_chooses(kind):
 
 
 # ---- All heads, backbones and runtimes
-
 
 PACKAGES = {"rtdetr": "transformers", "upernet": "segmentation_models_pytorch"}
 
@@ -261,11 +247,9 @@ def test_export__every_backbone_with_a_multi_token_neck(backbone, kind, format, 
 def test_export__queries_from_equal_scores(tmp_path):
     needed("onnx")
     pytest.importorskip("transformers")
-    run = SimpleNamespace(**vars(dense_run("rtdetr")))
-    run.model = deepcopy(run.model)
+    run = deepcopy(dense_run("rtdetr"))
     run.model.detector.model.enc_score_head.weight.data.zero_()  # as good as untrained: any choice is right
-    opened: Any = run
-    found = write_artefact(of_opened(opened, "a test", count=3), tmp_path / "net.onnx", ask("onnx", rounds=0))
+    found = write_artefact(of_opened(run, "a test", count=3), tmp_path / "net.onnx", ask("onnx", rounds=0))
     assert found.agreement.relative < 1e-4
 
 

@@ -49,9 +49,7 @@ def test_open__one_image_has_a_graph_of_its_own_and_several_share_one(tmp_path, 
     for count in (1, 3, 1, 2):
         check_same(session, Tiny().eval(), noise(count, 3, 32, 32))
     assert compiled == ["[1,3,32,32]", "[?,3,32,32]"]
-
-
-def test_write__of_a_program_for_any_number_one_for_a_single_image(tmp_path):
+    # Of a program for any number one for a single image, which needs no other
     free = described(64, any_size=True)
     assert for_one_image(openvino.Core().read_model(written("openvino", tmp_path, Tiny(), free)), free) is None
     one, program = described(any_batch=False), capture(Tiny().eval(), (3, 32, 32))
@@ -80,11 +78,6 @@ def path(tmp_path):
     return tmp_path / "net.xml"
 
 
-def test_sound__opens(path):
-    found = open_artefact(path)(np.zeros((1, 3, 4, 4), np.float32))["logits"]
-    assert np.array_equal(found.ravel(), np.arange(48))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -106,7 +99,9 @@ def test_other_content__is_refused(path, old, new, said):
     refused(rf"net\.xml cannot be opened: .*{said}", open_artefact, path)
 
 
-def test_other_files__are_refused(path):
+def test_sound__opens_and_other_files_are_refused(path):
+    found = open_artefact(path)(np.zeros((1, 3, 4, 4), np.float32))["logits"]
+    assert np.array_equal(found.ravel(), np.arange(48))
     weights = path.with_suffix(".bin")
     moved = weights.rename(path.with_name("elsewhere"))
     refused(r"no net\.bin beside it", open_artefact, path)

@@ -27,7 +27,7 @@ from tests.refusals import refused
 
 
 class Payload:
-    """What a pickle runs: it makes a file."""
+    """What a pickle runs: it makes a folder."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -76,18 +76,12 @@ def with_json(entries, place, change):
     return {**entries, place: json.dumps(content).encode()}
 
 
-def nodes(program):
-    return program["graph_module"]["graph"]["nodes"]
-
-
 def through_config(entries, folder, tensor, name, content):
     """A tensor that is said to be pickled, in an entry of its own."""
-
-    def change(said):
-        said["config"][tensor] |= dict(use_pickle=True, path_name=name, tensor_meta=None)
-
+    pickled = dict(use_pickle=True, path_name=name, tensor_meta=None)
     (config,) = (place for place, below in CONFIGS.items() if below == folder)
-    return with_json({**entries, f"{folder}{name}": content}, config, change)
+    entries = {**entries, f"{folder}{name}": content}
+    return with_json(entries, config, lambda said: said["config"][tensor].update(pickled))
 
 
 def through_program(change):
@@ -112,13 +106,13 @@ def through_guards(entries, mark):
 
 def operators(program, mark):
     inputs = [dict(name="", arg=dict(as_string=mark), kind=1)]
-    nodes(program)[0].update(target="torch.os.mkdir", inputs=inputs)
+    program["graph_module"]["graph"]["nodes"][0].update(target="torch.os.mkdir", inputs=inputs)
 
 
 def files(program, mark):
     names = dict(filename=dict(as_string=mark), shared=dict(as_bool=True), size=dict(as_int=6))
     inputs = [dict(name=name, arg=arg, kind=1) for name, arg in names.items()]
-    mean = next(node for node in nodes(program) if "mean" in node["target"])
+    mean = next(node for node in program["graph_module"]["graph"]["nodes"] if "mean" in node["target"])
     mean.update(target="torch.ops.aten.from_file.default", inputs=inputs)
 
 
@@ -127,9 +121,7 @@ def through_names(entries, mark):
     return {**entries, MODEL: json.dumps(json.loads(entries[MODEL])).replace('"x"', json.dumps(line)).encode()}
 
 
-def through_compiled_code(entries, mark):
-    folder = "data/aotinductor/model/a.wrapper"
-    return {**entries, f"{folder}.so": b"\x7fELF", f"{folder}_metadata.json": b"{}"}
+COMPILED = {"data/aotinductor/model/a.wrapper.so": b"\x7fELF", "data/aotinductor/model/a.wrapper_metadata.json": b"{}"}
 
 
 def of_constants(name, content):
@@ -140,15 +132,11 @@ def instead(place, content=pickled):
     return lambda entries, mark: {**entries, place: content(mark)}
 
 
-def objects(mark):
-    return pickle.dumps(Payload(mark))
-
-
 ROUTES = {
     "weights": lambda entries, mark: through_config(entries, WEIGHTS, "fc.weight", "weight_9", pickled(mark)),
     "constants": of_constants("tensor_9", pickled),
-    "objects": of_constants("opaque_obj_9", objects),
-    "script objects": of_constants("custom_obj_9", objects),
+    "objects": of_constants("opaque_obj_9", lambda mark: pickle.dumps(Payload(mark))),
+    "script objects": of_constants("custom_obj_9", lambda mark: pickle.dumps(Payload(mark))),
     "samples": instead(SAMPLES),
     "old weights": instead(f"{WEIGHTS}model.pt"),
     "old constants": instead(f"{CONSTANTS}model.pt"),
@@ -157,7 +145,7 @@ ROUTES = {
     "operators": through_program(operators),
     "names": through_names,
     "files": through_program(files),
-    "compiled code": through_compiled_code,
+    "compiled code": lambda entries, mark: entries | COMPILED,
 }
 HARMLESS = {"script objects", "compiled code"}  # of torch's own accord
 
@@ -191,7 +179,7 @@ def test_routes__are_real(sound, tmp_path, route):
         pytest.skip(f"torch {torch.__version__} does not execute it any more")
 
 
-def test_archives__of_another_shape(sound, tmp_path):
+def test_archives__of_another_shape_doubled_and_of_tensors_larger_than_they_are(sound, tmp_path):
     path = tmp_path / "net.pt2"
     old = {"version": b"8.8", "serialized_exported_program.json": b"{}", "serialized_state_dict.pt": pickled(path)}
     twice = {**sound, "MODELS/model.json": sound[MODEL]}
@@ -212,22 +200,16 @@ def test_archives__of_another_shape(sound, tmp_path):
     refused("holds archive_format twice", open_artefact, path)
     path.write_bytes(b"PK\x03\x04" + b"\0" * 100)
     refused("no archive of torch", open_artefact, path)
-
-
-def test_two_directories__torch_reads_the_one_that_was_looked_at(sound, tmp_path):
-    """Another archive before the true one, which readers may find by its beginning; ours is written anew."""
+    # Another archive before the true one, which readers may find by its beginning; ours is written anew.
     evil = written(tmp_path / "evil.pt2", ROUTES["samples"](sound, tmp_path / "mark")).read_bytes()
-    path = written(tmp_path / "net.pt2", sound)
-    path.write_bytes(evil + path.read_bytes())
+    path.write_bytes(evil + written(path, sound).read_bytes())
     assert open_artefact(path)(np.zeros((1, 3, 8, 8), np.float32))["logits"].shape == (1, 2)
     assert not (tmp_path / "mark").exists()
 
-
-def test_tensors__no_larger_than_what_is_stored(sound, tmp_path):
     def change(config):
         config["config"]["fc.weight"]["tensor_meta"] |= dict(sizes=[{"as_int": 10**6}] * 2, strides=[{"as_int": 0}] * 2)
 
-    path = written(tmp_path / "net.pt2", with_json(sound, f"{WEIGHTS}model_weights_config.json", change))
+    written(path, with_json(sound, f"{WEIGHTS}model_weights_config.json", change))
     refused("larger than what is stored", open_artefact, path)
 
 
@@ -240,24 +222,12 @@ def test_formulas():
         check_expression(text)
     check_guard("(L['x'].size()[0] % (L['x'].size()[0]*(1 + (((-1) + L['x'].size()[3]) // 4)))) != 0")
     for text in (
-        "__import__('os')",
-        "Symbol('s0').__class__",
-        "Symbol('x; y')",
-        "().__class__",
-        "Pow(Integer(9), Pow(Integer(9), Integer(99)))",
-        "9**9**9",
+        *("__import__('os')", "Symbol('s0').__class__", "Symbol('x; y')", "().__class__"),
+        *("Pow(Integer(9), Pow(Integer(9), Integer(99)))", "9**9**9"),
         "Integer(" + "9" * 100 + ")",
-        "sympify('1')",
-        "lambda: 1",
-        "[s0 for s0 in s1]",
-        "f'{s0}'",
-        "(s0 := 1)",
-        "s0\nimport os",
+        *("sympify('1')", "lambda: 1", "[s0 for s0 in s1]", "f'{s0}'", "(s0 := 1)", "s0\nimport os"),
         "(" * 1000 + "s0" + ")" * 1000,
-        "Symbol('s0', positive=print(1))",
-        "Symbol(*s0)",
-        "L['x'].numpy()",
-        "L['x\"];'].size()[0] == 1",
+        *("Symbol('s0', positive=print(1))", "Symbol(*s0)", "L['x'].numpy()", "L['x\"];'].size()[0] == 1"),
     ):
         for check in (check_expression, check_guard):
             with pytest.raises(ValueError, match="more than arithmetic"):
@@ -266,9 +236,7 @@ def test_formulas():
 
 def test_mutations__never_reach_torch_as_something_else(sound, tmp_path):
     """Every text in the program, replaced: refused, or as harmless as before."""
-    program = json.loads(sound[MODEL])
-    random = np.random.default_rng(0)
-    text = json.dumps(program)
+    random, text = np.random.default_rng(0), json.dumps(json.loads(sound[MODEL]))
     for _ in range(300):
         place = int(random.integers(len(text)))
         changed = text[:place] + str(random.choice(list("'\";(){}[]\\n._x9:/"))) + text[place + 1 :]

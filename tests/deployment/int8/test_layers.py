@@ -34,13 +34,11 @@ def calibrated(form, source) -> Calibrated:
     return form.calibrated(source, noise(), threads=1)
 
 
-def test_unique_names__a_module_of_its_own_needs_no_more():
+def test_names_of_layers__unique_and_matching():
     found = [("stem", "conv2d"), ("attn", "linear"), ("attn", "matmul"), ("attn", "matmul"), ("", "node_7")]
     assert unique_names(found) == ["stem", "attn.linear", "attn.matmul", "attn.matmul_1", "node_7"]
     assert unique_names([("fc", "linear"), ("fc", "linear")]) == ["fc.linear", "fc.linear_1"]
-
-
-def test_matching__patterns_and_whole_modules_in_the_order_of_the_names():
+    # By patterns and whole modules, in the order of the names
     names = ["stages.0.conv", "stages.0.mlp.fc1", "stages.1.conv", "head.fc"]
     assert matching(["head", "stages.0.*"], names) == ["stages.0.conv", "stages.0.mlp.fc1", "head.fc"]
     assert matching(["*.conv"], names) == ["stages.0.conv", "stages.1.conv"]
@@ -64,26 +62,21 @@ def test_layers__what_gains_nothing_is_passed_over_and_something_must_be_left(fo
     assert not list(tmp_path.iterdir())
 
 
-def test_write__smaller_near_and_of_the_same_description(form, calibrated, source, tmp_path):
+def test_write__smaller_near_and_of_the_same_description_until_it_is_replaced(form, calibrated, source, tmp_path):
     target = tmp_path / f"small{form.suffix}"
     calibrated.write(target)
     session, before = open_artefact(target, 1), open_artefact(source, 1)
-    image = before.description.image
-    one = {**image, "any_batch": form.int8_batches}  # more than one at a time OpenVINO gets wrong in int8
-    assert session.description == replace(before.description, image=one)
+    said = before.description
+    one = {**said.image, "any_batch": form.int8_batches}  # more than one at a time OpenVINO gets wrong in int8
+    assert session.description == replace(said, image=one)
     assert 0 < moved(session(noise(20))["logits"], before(noise(20))["logits"]) < 0.08
     sizes = [sum(path.with_suffix(suffix).stat().st_size for suffix in form.files) for path in (target, source)]
     assert sizes[0] < (0.4 if form.name == "onnx" else 0.75) * sizes[1]  # the .xml file is no smaller
-
-
-def test_describe__replaces_what_a_file_says(form, source, tmp_path):
-    for suffix in form.files:
-        (tmp_path / f"copy{suffix}").write_bytes(source.with_suffix(suffix).read_bytes())
-    form.describe(tmp_path / f"copy{form.suffix}", colours_described(quantised={"layers": 6}))
-    session = open_artefact(tmp_path / f"copy{form.suffix}", 1)
-    assert session.description.quantised == {"layers": 6}
-    np.testing.assert_array_equal(session(noise())["logits"], open_artefact(source, 1)(noise())["logits"])
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(f"copy{suffix}" for suffix in form.files)
+    form.describe(target, colours_described(quantised={"layers": 6}))
+    other = open_artefact(target, 1)
+    assert other.description.quantised == {"layers": 6}
+    np.testing.assert_array_equal(other(noise())["logits"], session(noise())["logits"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(f"small{suffix}" for suffix in form.files)
 
 
 @pytest.mark.parametrize("form", INT8_LATER, indirect=True)
@@ -109,8 +102,8 @@ def test_write__products_of_every_kind(form, tmp_path):
     path = written(Odd(), tmp_path / f"odd{form.suffix}", any_batch=form.name != "onnx")
     calibrated = form.calibrated(path, noise())
     computed = 2 if form.name == "onnx" else 3
-    assert sorted(calibrated.passed_over.values()) == sorted([COMPUTED] * computed + [ENDLESS])
-    assert calibrated.passed_over["mix"] == ENDLESS
+    reasons = calibrated.passed_over
+    assert sorted(reasons.values()) == sorted([COMPUTED] * computed + [ENDLESS]) and reasons["mix"] == ENDLESS
     assert "head" in calibrated.layers and len(calibrated.layers) == 5 - computed
     calibrated.write(tmp_path / f"small{form.suffix}")
     before, after = (open_artefact(one, 1)(noise(5))["logits"] for one in (path, tmp_path / f"small{form.suffix}"))

@@ -33,15 +33,13 @@ def test_write__pairs_of_q_and_dq_around_every_layer(calibrated, tmp_path):
     for name in LAYERS:
         image, weight = (makers[one] for one in nodes[name].input[:2])
         assert makers[image.input[0]].op_type == "QuantizeLinear" and image.op_type == "DequantizeLinear"
-        assert weight.op_type == "DequantizeLinear"
-        assert constants[weight.input[0]].data_type == onnx.TensorProto.INT8
+        assert weight.op_type == "DequantizeLinear" and constants[weight.input[0]].data_type == onnx.TensorProto.INT8
         assert constants[image.input[2]].data_type == onnx.TensorProto.UINT8
         assert tuple(constants[weight.input[1]].dims) == ((3,) if name == "fc" else (WIDTH,))  # for each output channel
     # Layers that are kept are float in all that they read.
     calibrated.write(tmp_path / "kept.onnx", ["conv4", "fc"])
     nodes, makers, constants = nodes_of(tmp_path / "kept.onnx")
-    assert constants[nodes["conv4"].input[1]].data_type == onnx.TensorProto.FLOAT
-    assert constants[nodes["fc"].input[1]].data_type == onnx.TensorProto.FLOAT
+    assert {constants[nodes[name].input[1]].data_type for name in ("conv4", "fc")} == {onnx.TensorProto.FLOAT}
     assert makers[nodes["fc"].input[0]].op_type != "DequantizeLinear"
     assert makers[nodes["conv3"].input[0]].op_type == "DequantizeLinear"
     calibrated.write(tmp_path / "one.onnx", [name for name in LAYERS if name != "conv4"])

@@ -57,11 +57,6 @@ class Normalised(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def test_name_layers__folded_convolutions_are_known_by_their_filters(tmp_path):
-    path = written(Normalised(), tmp_path / "folded.xml")
-    assert set(products(path)) == {"first", "deep.conv", "head"}
-
-
 class Mixed(nn.Module):
     """Heads of attention mixed by a convolution, as PartialFormer has them. (B, 3, 16, 16) -> (B, 3)."""
 
@@ -75,9 +70,9 @@ class Mixed(nn.Module):
         return (self.mix(maps.softmax(-1)) @ maps).mean((2, 3))[:, :3]
 
 
-def test_write__a_convolution_that_is_a_factor(tmp_path):
-    path = written(Mixed(), tmp_path / "mixed.xml")
-    calibrated = CalibratedOpenVINO(path, noise())
+def test_folded_convolutions_are_known_by_their_filters_and_a_factor_stays_in_float(tmp_path):
+    assert set(products(written(Normalised(), tmp_path / "folded.xml"))) == {"first", "deep.conv", "head"}
+    calibrated = CalibratedOpenVINO(written(Mixed(), tmp_path / "mixed.xml"), noise())
     assert calibrated.passed_over["mix"] == FACTOR and calibrated.passed_over["maps"] == SHALLOW
 
 

@@ -76,16 +76,10 @@ def test_settle__keeps_as_few_layers_as_do(needed, steps, kept):
     assert found.kept == ORDER[:kept] and (found.lost > 1) == (needed == "bf")
 
 
-@pytest.fixture(scope="module")
-def rescued(data, tmp_path_factory):
-    """A model with a layer that int8 destroys, exported."""
-    folder, steps = tmp_path_factory.mktemp("rescued"), []
+def test_quantiser__what_an_outlier_destroys_stays_in_float(data, tmp_path):
+    steps = []
     quantise = quantised_by(1e5, None, lambda *step: steps.append(step[2]), data=str(data), calibration_images=9)
-    return export(folder / "net.onnx", quantise, 1e5), folder, steps
-
-
-def test_quantiser__what_an_outlier_destroys_stays_in_float(rescued, data):
-    found, folder, steps = rescued
+    found = export(tmp_path / "net.onnx", quantise, 1e5)
     said = found.int8
     assert said["top1"] == {"float": 100.0, "int8": 100.0} and said["same_class"] == 1
     assert [one["layer"] for one in said["kept_in_float"]] == ["conv1", "conv2"]
@@ -97,10 +91,10 @@ def test_quantiser__what_an_outlier_destroys_stays_in_float(rescued, data):
     assert "conv1: alone it moves the logits by" in text and "100.00 % in float, 100.00 % in int8" in text
     assert "always in float: 2 others (2 for few input channels)" in text
     assert {"calibrating", "accuracy in float", "accuracy in int8", "what conv1 costs"} <= set(steps)
-    assert sorted(file.name for file in folder.iterdir()) == ["net.onnx", "net.onnx.export.json"]
-    description = open_artefact(folder / "net.onnx", 1).description
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["net.onnx", "net.onnx.export.json"]
+    description = open_artefact(tmp_path / "net.onnx", 1).description
     assert description == found.description and description.quantised["kept_in_float"] == said["kept_in_float"]
-    record = json.loads((folder / "net.onnx.export.json").read_text())
+    record = json.loads((tmp_path / "net.onnx.export.json").read_text())
     assert record["int8"]["bytes"]["int8"] == found.bytes < record["int8"]["bytes"]["float"]
 
 
@@ -111,12 +105,8 @@ def test_quantiser__fails_where_float_layers_do_not_help(data, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
-def float_file(tmp_path_factory) -> Path:
-    return export(tmp_path_factory.mktemp("float") / "net.onnx").path
-
-
-def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
+def test_quantiser__without_labels_agreement_counts_and_patterns_make_sense(data, tmp_path):
+    float_file = export(tmp_path / "float" / "net.onnx").path
     quantise = quantised_by(calibrate=str(data / "val"), keep_float=("conv*", "stem"))
     _, found = quantise(float_file, tmp_path / "net.onnx", open_artefact(float_file, 1))
     assert found["top1"] is None and found["same_class"] == 1 and found["in_int8"] == 2
@@ -124,6 +114,14 @@ def test_quantiser__without_labels_agreement_counts(float_file, data, tmp_path):
     text = "\n".join(found["lines"])
     assert "accuracy was not measured" in text and "the same class for 100.0%" in text
     assert "4 as asked for: conv1, conv2, conv3" in text
+    (tmp_path / "net.onnx").unlink()
+    for kept, said in (
+        ("stages.0.*", "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
+        ("*", "--keep-float * leaves none of 6 layers to be int8"),
+    ):
+        quantise, session = quantised_by(calibrate=str(data), keep_float=(kept,)), open_artefact(float_file, 1)
+        refused(re.escape(said), quantise, float_file, tmp_path / "net.onnx", session)
+    assert [*tmp_path.iterdir()] == [float_file.parent]
 
 
 @pytest.mark.slow
@@ -136,24 +134,14 @@ def test_quantiser__openvino(data, tmp_path):
     assert open_artefact(tmp_path / "net.xml", 1).description.quantised == found.description.quantised
 
 
-@pytest.mark.parametrize(
-    ("kept", "said"),
-    [
-        ("stages.0.*", "--keep-float 'stages.0.*' matches no layer; there are 8, such as conv1"),
-        ("*", "--keep-float * leaves none of 6 layers to be int8"),
-    ],
-)
-def test_quantiser__patterns_that_make_no_sense(float_file, data, tmp_path, kept, said):
-    quantise, session = quantised_by(calibrate=str(data), keep_float=(kept,)), open_artefact(float_file, 1)
-    refused(re.escape(said), quantise, float_file, tmp_path / "net.onnx", session)
-    assert not list(tmp_path.iterdir())
-
-
-def test_quantiser__images_are_checked_before_anything_slow(tmp_path):
+def test_quantiser__numbers_and_images_are_checked_before_anything_slow(tmp_path):
     for name, content in (("notes/a.txt", b"none"), ("broken/a.jpg", b"no image"), ("broken/b.png", b"")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / "empty").mkdir()
+    refused("--calibration-images 0; expected 1 or more", quantised_by, calibration_images=0)
+    refused("--max-drop -1.0; expected 0 or more", quantised_by, max_drop=-1.0)
+    refused("--max-drop nan", quantised_by, max_drop=float("nan"))
     refused("^--calibrate.*no such file or folder", quantised_by, calibrate=str(tmp_path / "absent"))
     for name, said in (("empty", "folder without"), ("notes", "folder without"), ("broken", "none of the 2")):
         refused(f"{said} images", quantised_by, calibrate=str(tmp_path / name))
@@ -165,27 +153,13 @@ def test_quantiser__images_are_checked_before_anything_slow(tmp_path):
     assert of_classifier(classifier_of(run=run), "a test", count=1).shown == "drawn scenes"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"calibration_images": 0}, "--calibration-images 0; expected 1 or more"),
-        ({"max_drop": -1.0}, "--max-drop -1.0; expected 0 or more"),
-        ({"max_drop": float("nan")}, "--max-drop nan"),
-    ],
-)
-def test_request__numbers_are_checked(options, said):
-    refused(said, ask, "onnx", int8=True, **options)
-
-
-def sources_of(data: Path, **options):
-    return calibration.sources_of(classifier_of(run=options.pop("run", None)), str(data), None, **options)
-
-
-def names(source) -> set[str]:
-    return {source.name(index) for index in range(len(source))}
-
-
 def test_sources__calibration_never_sees_what_is_measured_on(data, tmp_path):
+    def sources_of(data: Path, images: int, run: dict | None = None):
+        return calibration.sources_of(classifier_of(run=run), str(data), None, images)
+
+    def names(source) -> set[str]:
+        return {source.name(index) for index in range(len(source))}
+
     found = sources_of(data, images=9)
     assert len(found.calibration) == 36 and len(found.task.source) == 24
     assert {found.calibration.open(0).size} == {(SIDE, SIDE)}
@@ -194,8 +168,8 @@ def test_sources__calibration_never_sees_what_is_measured_on(data, tmp_path):
     assert len(found.calibration) == 6 and len(found.task.source) == 18  # a quarter, as nothing is set apart
     assert not names(found.calibration) & names(found.task.source)
     assert any("was not calibrated on" in note for note in found.notes)
-    settings = {"data": str(tmp_path / "flat"), "seed": 3, "split": 0.25}
-    found = sources_of(tmp_path / "flat", images=5, run={"broadsight": {"settings": settings, "recipe": {}}})
+    run = {"broadsight": {"settings": {"data": str(tmp_path / "flat"), "seed": 3, "split": 0.25}, "recipe": {}}}
+    found = sources_of(tmp_path / "flat", images=5, run=run)
     assert len(found.calibration) == 18 and len(found.task.source) == 6  # as the run had split them
     assert not names(found.calibration) & names(found.task.source)
 

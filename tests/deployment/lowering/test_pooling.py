@@ -11,9 +11,8 @@ def in_onnx(module, *examples):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     free = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
-    program = torch.onnx.export(
-        prepare(module), examples, dynamo=True, dynamic_shapes=[(free,) * len(examples)], verbose=False
-    )
+    options = dict(dynamo=True, dynamic_shapes=[(free,) * len(examples)], verbose=False)
+    program = torch.onnx.export(prepare(module), examples, **options)
     session = runtime.InferenceSession(program.model_proto.SerializeToString())
     names = [one.name for one in session.get_inputs()]
     return lambda *maps: session.run(None, dict(zip(names, (x.numpy() for x in maps), strict=True)))[0]

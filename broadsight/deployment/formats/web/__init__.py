@@ -25,6 +25,7 @@ from ..onnx import INPUT, check_onnx, session_of
 SOURCE = files("broadsight.deployment.formats.web")
 PAGE = ("index.html", "style.css", "resampling.js", "images.js", "model.js", "page.js")
 MANIFEST = "manifest.js"
+STEMS = dict(glue="runtime/glue", wasm="runtime/wasm", model="model/part")  # of the names of scripts
 OPENING, CLOSING = "Bundle.manifest = ", ";\n"
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 PART_NAME = re.compile(r"(runtime/(glue|wasm)|model/part)-\d{3,4}\.js")
@@ -32,19 +33,16 @@ PART_SCRIPT = re.compile(r'Bundle\.part\("([\w/.-]+)", "([A-Za-z0-9+/=]*)"\);\n'
 PART = 6 * 2**20  # bytes of a file that go into one script, a few so that the page can tell how far it is
 DAMAGED = (OSError, ValueError, EOFError, KeyError, TypeError, IndexError, zlib.error)  # by what a folder may hold
 
-
 # ONNX Runtime Web: from npm, checked and kept, or from a folder
 PACKAGE = "onnxruntime-web"
 VERSION = "1.30.0"
 INTEGRITY = "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
-
 SCRIPT, GLUE, WASM = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"
 DIGESTS = {  # sha256 of what VERSION has
     SCRIPT: "faece07e84faa9001f5104bbe4e5c70861d06cb2376a0dea1fa0ad33a67adc81",
     GLUE: "e13f7f94fc51b4ca72b12faeb1ee95f4ace6dfbc8939bc718aabdc0a27c4299b",
     WASM: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
 }
-UNKNOWN = "unknown"
 PATIENCE = 600  # seconds for a download of 33 MB
 BY_HAND = f"run `npm install {PACKAGE}@{VERSION}` where there is npm, then give --ort-web node_modules/{PACKAGE}/dist"
 
@@ -57,12 +55,9 @@ class Web(Format):
     int8, int8_batches = "web-int8", True
 
     def write(self, program: Any, description: Description, path: Path, *, ort_web: str | Path | None = None) -> None:
-        """The folder of a page, complete or not at all.
-
-        A page opened by double-click may load nothing but scripts. The model, the runtime's WebAssembly and the module
-        that starts it are therefore scripts too: gzip in base64, in parts. All else is as it lies beside this file.
-        The program is the path of an ONNX file; ort_web is the folder of ONNX Runtime Web, or None for cache or npm.
-        """
+        """The folder of a page, complete or not at all, of the path of an ONNX file and the folder of ONNX Runtime Web
+        (None: from cache or npm). As a page opened by double-click may load nothing but scripts, the model, the
+        WebAssembly and the module that starts it are scripts too: gzip in base64, in parts."""
         check_folder(path)
         runtime = require(description, ort_web)
         with whole_folder(path, replace=True) as unfinished:
@@ -73,24 +68,16 @@ class Web(Format):
             copied["runtime/LICENSE.txt"] = SOURCE / "LICENSE-onnxruntime.txt"
             for name, source in copied.items():
                 (unfinished / name).write_bytes(source.read_bytes())
-            packed = {
-                "glue": _pack(unfinished, "runtime/glue", (runtime / GLUE).read_bytes()),
-                "wasm": _pack(unfinished, "runtime/wasm", (runtime / WASM).read_bytes()),
-                "model": _pack(unfinished, "model/part", Path(program).read_bytes()),
-            }
-            said = {
-                "made": f"broadsight {__version__}, onnxruntime-web {version(runtime)}",
-                "description": json.loads(description.to_json()),
-                "packed": packed,
-                "files": sorted([*_below(unfinished), MANIFEST]),
-            }
+            parts = dict(glue=runtime / GLUE, wasm=runtime / WASM, model=Path(program))
+            packed = {name: _pack(unfinished, STEMS[name], file.read_bytes()) for name, file in parts.items()}
+            said: dict[str, Any] = {"made": f"broadsight {__version__}, onnxruntime-web {version(runtime)}"}
+            said |= {"description": json.loads(description.to_json()), "packed": packed}
+            said["files"] = sorted([*_below(unfinished), MANIFEST])
             (unfinished / MANIFEST).write_text(manifest_text(said), encoding="utf-8")
 
     def open(self, path: str | Path, threads: int | None = None) -> Session:
-        """Under node in the folder's own runtime, which has one thread, or else in ONNX Runtime.
-
-        Node executes what lies in the folder, so only if those are the very files that `write` puts there.
-        """
+        """Under node in the folder's own runtime, which has one thread, or else in ONNX Runtime. Node executes what
+        lies in the folder, so only if those are the very files that `write` puts there."""
         from . import node
 
         description = Description.from_json(json.dumps(manifest(path)["description"]))
@@ -140,19 +127,18 @@ def require(description: Description, ort_web: str | Path | None = None) -> Path
     said = description.preprocessing
     if missing := [key for key in ("resize", "crop", "interpolation", "mean", "std") if key not in said]:
         raise ValueError(f"{description.title} does not say how images are prepared: no {', '.join(missing)}")
-    if said["interpolation"] not in INTERPOLATIONS:
-        raise ValueError(
-            f"interpolation={said['interpolation']} of {description.title}; a page can do {', '.join(INTERPOLATIONS)}"
-        )
-    channels, height, width = description.shape
-    if channels not in (1, 3):
-        raise ValueError(f"{description.title} takes images of {channels} channels; a page can give 1 (grey) or 3")
-    if not height == width == said["crop"]:
-        raise ValueError(f"{description.title} takes {height} x {width} pixels, but a crop of {said['crop']} is made")
-    if not len(said["mean"]) == len(said["std"]) == channels:
-        raise ValueError(f"{description.title} has {len(said['mean'])} means for {channels} channels")
-    if not isinstance(said["resize"], int):
-        raise ValueError(f"resize={said['resize']} of {description.title}; expected pixels of the shorter side")
+    title, (channels, height, width) = description.title, description.shape
+    way, crop, means = said["interpolation"], said["crop"], len(said["mean"])
+    known = ", ".join(INTERPOLATIONS)
+    for fits, words in (
+        (way in INTERPOLATIONS, f"interpolation={way} of {title}; a page can do {known}"),
+        (channels in (1, 3), f"{title} takes images of {channels} channels; a page can give 1 (grey) or 3"),
+        (height == width == crop, f"{title} takes {height} x {width} pixels, but a crop of {crop} is made"),
+        (means == len(said["std"]) == channels, f"{title} has {means} means for {channels} channels"),
+        (isinstance(said["resize"], int), f"resize={said['resize']} of {title}; expected pixels of the shorter side"),
+    ):
+        if not fits:
+            raise ValueError(words)
     return find_runtime(ort_web)
 
 
@@ -179,11 +165,9 @@ def _below(folder: Path) -> set[str]:
 
 def _pack(folder: Path, stem: str, content: bytes) -> dict[str, Any]:
     """A file as scripts: what the manifest says of it."""
-    parts = []
+    parts, level = [], 6 if len(content) < 2**24 else 1  # weights hardly get smaller by more
     for place, start in enumerate(range(0, len(content), PART)):
-        name = f"{stem}-{place:03d}.js"
-        # level 1: weights hardly get smaller by more; no time stamp, so that the same model gives the same file
-        level = 6 if len(content) < 2**24 else 1
+        name = f"{stem}-{place:03d}.js"  # without a time stamp inside: the same model gives the same file
         text = base64.b64encode(gzip.compress(content[start : start + PART], level, mtime=0)).decode()
         (folder / name).write_text(f'Bundle.part("{name}", "{text}");\n', encoding="ascii")
         parts.append(name)
@@ -194,16 +178,13 @@ def unpacked(folder: str | Path, parts: Sequence[str]) -> bytes:
     """A file that `_pack` made scripts of; a ValueError if a part is no such script, or larger than parts are."""
     found = []
     for name in parts:
-        if not PART_NAME.fullmatch(name):
-            raise ValueError(f"{name[:80]!r} is no part of a page")
-        script = inside(folder, name)
-        if script.stat().st_size > 2 * PART:
+        script = inside(folder, name) if PART_NAME.fullmatch(name) else None
+        if script is not None and script.stat().st_size > 2 * PART:
             raise ValueError(f"{name} is larger than a part")
-        said = PART_SCRIPT.fullmatch(script.read_text(encoding="ascii"))
+        said = PART_SCRIPT.fullmatch(script.read_text(encoding="ascii")) if script is not None else None
         if said is None or said[1] != name:
-            raise ValueError(f"{name} is no part of a page")
-        # 31: gzip. No more than a part has, whatever it was packed from
-        opened = zlib.decompressobj(31)
+            raise ValueError(f"{name[:80]!r} is no part of a page")
+        opened = zlib.decompressobj(31)  # gzip; no more than a part has, whatever it was packed from
         found.append(opened.decompress(base64.b64decode(said[2], validate=True), PART + 1))
         if len(found[-1]) > PART or not opened.eof:
             raise ValueError(f"{name} is damaged")
@@ -220,21 +201,20 @@ def find_runtime(given: str | Path | None = None) -> Path:
         if not _is_whole(kept):
             _fetch(kept)
         return kept
-    given = Path(given)
-    for place in (given, given / "dist"):
+    for place in (Path(given), Path(given) / "dist"):
         if all((place / name).is_file() for name in DIGESTS):
-            if version(place) == UNKNOWN:
+            if version(place) == "unknown":
                 raise ValueError(f"{place / SCRIPT} is not that of {PACKAGE}; give the folder dist of {PACKAGE}")
             return place
-    missing = [name for name in DIGESTS if not (given / name).is_file()]
-    raise ValueError(f"--ort-web {given} has no {', '.join(missing)}; give the folder dist of {PACKAGE}")
+    missing = ", ".join(name for name in DIGESTS if not (Path(given) / name).is_file())
+    raise ValueError(f"--ort-web {given} has no {missing}; give the folder dist of {PACKAGE}")
 
 
 def version(folder: Path) -> str:
     """What the script in a folder says that it is."""
     with open(folder / SCRIPT, encoding="utf-8", errors="replace") as file:
         said = re.search(r"ONNX Runtime Web v(\S+)", file.read(400))
-    return said[1] if said else UNKNOWN
+    return said[1] if said else "unknown"
 
 
 def _is_whole(folder: Path) -> bool:
@@ -250,11 +230,10 @@ def _fetch(folder: Path) -> None:
         raise ValueError(f"the format web needs {PACKAGE}, and there is no npm to fetch it; {BY_HAND}")
     try:
         with whole_folder(folder, replace=True) as unfinished, tempfile.TemporaryDirectory() as scratch:
-            with tarfile.open(_packed(npm, Path(scratch))) as archive:
+            with tarfile.open(_packed(npm, Path(scratch))) as archive:  # whose digest we know
+                opened: Any = archive.extractfile
                 for name in DIGESTS:
-                    member = archive.extractfile(f"package/dist/{name}")
-                    assert member is not None  # the archive is the one whose digest we know
-                    (unfinished / name).write_bytes(member.read())
+                    (unfinished / name).write_bytes(opened(f"package/dist/{name}").read())
             if not _is_whole(unfinished):
                 raise ValueError(f"the files of {PACKAGE}@{VERSION} are not those that were checked; {BY_HAND}")
     except OSError as error:
@@ -265,8 +244,7 @@ def _fetch(folder: Path) -> None:
 
 def _packed(npm: str, scratch: Path) -> Path:
     """The archive of the package, as npm sends it. Of a failure npm's code, since its words name the address."""
-    command = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--loglevel=error"]
-    reason = ""
+    command, reason = [npm, "pack", f"{PACKAGE}@{VERSION}", "--ignore-scripts", "--loglevel=error"], ""
     try:
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
@@ -279,7 +257,6 @@ def _packed(npm: str, scratch: Path) -> Path:
     found = list(scratch.glob("*.tgz"))
     if reason or len(found) != 1:
         raise ValueError(f"npm cannot fetch {PACKAGE}@{VERSION} ({reason or 'no archive came'}); {BY_HAND}")
-    digest = base64.b64encode(hashlib.sha512(found[0].read_bytes()).digest()).decode()
-    if f"sha512-{digest}" != INTEGRITY:
+    if f"sha512-{base64.b64encode(hashlib.sha512(found[0].read_bytes()).digest()).decode()}" != INTEGRITY:
         raise ValueError(f"npm gave another {PACKAGE}@{VERSION} than the one that was checked; {BY_HAND}")
     return found[0]

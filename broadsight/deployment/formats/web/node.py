@@ -37,8 +37,8 @@ def is_ours(folder: str | Path) -> bool:
     try:
         said = manifest(folder)
         runtime = {SCRIPT: inside(folder, f"runtime/{SCRIPT}").read_bytes()}
-        runtime[GLUE] = unpacked(folder, said["packed"]["glue"]["parts"])
-        runtime[WASM] = unpacked(folder, said["packed"]["wasm"]["parts"])
+        packed = ((GLUE, said["packed"]["glue"]), (WASM, said["packed"]["wasm"]))
+        runtime |= {name: unpacked(folder, one["parts"]) for name, one in packed}
         plain = inside(folder, MANIFEST).read_text(encoding="utf-8") == manifest_text(said)
         plain = plain and (Path(folder) / "model.js").read_bytes() == (SOURCE / "model.js").read_bytes()
     except DAMAGED:
@@ -67,9 +67,9 @@ class NodeModel:
     def __call__(self, images: np.ndarray) -> list[np.ndarray]:
         """Normalised images (B, C, H, W) -> the outputs in order."""
         np.ascontiguousarray(images, "<f4").tofile(self.scratch / "images")
-        names = ("count", "channels", "height", "width")
+        shape = dict(zip(("count", "channels", "height", "width"), images.shape, strict=True))
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(dict(zip(names, images.shape, strict=True))) + "\n")
+        self.process.stdin.write(json.dumps(shape) + "\n")
         self.process.stdin.flush()
         shapes = self._answer()["shapes"]
         numbers = np.fromfile(self.scratch / "outputs", "<f4")

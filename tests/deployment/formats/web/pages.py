@@ -47,9 +47,9 @@ def mosaic(channels: int = 3, size: int = 64, interpolation: str = "bicubic", cr
 
 def describe(classifier: Classifier, **changes) -> Description:
     seen = classifier.transforms
-    values = {"title": classifier.title, "source": classifier.source, "classes": classifier.labels}
-    values |= {"channels": seen.channels, "preprocessing": preprocessing(seen)}
-    values["provenance"] = {"parameters": classifier.parameters, "versions": {"torch": "2.x"}, "commit": None}
+    values = dict(title=classifier.title, source=classifier.source, classes=classifier.labels, channels=seen.channels)
+    about = {"parameters": classifier.parameters, "versions": {"torch": "2.x"}, "commit": None}
+    values |= dict(preprocessing=preprocessing(seen), provenance=about)
     return described(seen.size, **(values | changes))
 
 
@@ -123,9 +123,7 @@ def plain_session(folder: Path) -> Any:
 
 def page(folder: Path, classifier: Classifier, runtime: Path, *, int8: bool = False, **changes) -> Path:
     """The folder of a mosaic's page."""
-    file = onnx_file(classifier, folder.parent / f"{folder.name}.onnx")
-    description = describe(classifier, **changes)
-    if int8:
-        file = in_int8(file, description.shape)
+    file, description = onnx_file(classifier, folder.parent / f"{folder.name}.onnx"), describe(classifier, **changes)
+    file = in_int8(file, description.shape) if int8 else file
     FORMATS["web"].write(file, description, folder, ort_web=runtime)
     return folder

@@ -36,6 +36,11 @@ PHOTOS = Path(__file__).parents[5] / "shared" / "data" / "photos"  # beside the 
 ORIENTATION = 0x0112  # of EXIF
 
 
+def script(name: str) -> str:
+    """What the page is asked to do, as JavaScript."""
+    return Path(__file__).with_name(name).read_text("utf-8")
+
+
 @pytest.fixture(scope="module")
 def runtime():
     return found_runtime(patience=120)
@@ -106,8 +111,7 @@ def opened(chromium, places, host):
         for found in context.pages:
             assert found.evaluate("document.documentElement.scrollWidth") <= found.viewport_size["width"]
         context.close()
-    assert wrong == []
-    assert elsewhere == []
+    assert (wrong, elsewhere) == ([], [])
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +129,8 @@ def images(tmp_path_factory) -> list[Path]:
         note[ORIENTATION] = orientation
         return note
 
-    ramp = np.zeros((256, 256, 4), np.uint8)  # every byte at every opacity
-    ramp[..., 0] = np.arange(256)[:, None]
-    ramp[..., 1] = 255 - ramp[..., 0]
-    ramp[..., 2] = 7 * ramp[..., 0]
-    ramp[..., 3] = np.arange(256)
-    see_through = Image.fromarray(ramp[:200])
+    byte, opacity = np.mgrid[:200, :256].astype(np.uint8)  # every byte at every opacity
+    see_through = Image.fromarray(np.dstack([byte, 255 - byte, 7 * byte, opacity]))
     narrow = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 900, 3), dtype=np.uint8))
     return [
         *(keep(f"scene{number}.png", sample(number)) for number in range(4)),
@@ -159,11 +159,7 @@ def answers(found) -> dict[str, list[tuple[str, float]]]:
     """File -> names and probabilities, as the page shows them."""
     found.wait_for_selector(".card")
     found.wait_for_selector(".card.waiting", state="detached")
-    cards = found.evaluate(
-        "[...document.querySelectorAll('.card')].map(card => [card.querySelector('h3').textContent,"
-        " [...card.querySelectorAll('.bars li')].map(row => [row.querySelector('.name').textContent,"
-        " row.querySelector('data').value, row.querySelector('.share').textContent])])"
-    )
+    cards = found.evaluate(script("cards.js"))
     for _, rows in cards:
         assert all(text == f"{100 * float(value):.1f} %" for _, value, text in rows)
     return {name: [(label, float(value)) for label, value, _ in rows] for name, rows in cards}
@@ -198,27 +194,14 @@ def test_answers__are_pythons(opened, places, images, name, by, width):
 
 
 SHALLOW = {"depths": (1, 1, 1, 1)}
-WATCHED = """(async () => {
-  const asked = await model;
-  const run = asked.run;
-  asked.run = async (...given) => {
-    const found = await run(...given);
-    (window.seen ??= []).push([...found[description.outputs[0]].data]);
-    return found;
-  };
-})()"""
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "by"),
     [
-        ("test_resnet", {}, "file"),
-        ("map_mobilenetv1", {}, "http"),
-        ("vit_tiny_cb", {"depth": 2}, "file"),
-        ("emsnet_xxtiny", SHALLOW, "http"),
-        ("partialformer_b0", SHALLOW, "file"),
-        ("mat_1", SHALLOW, "http"),
-        ("stvit_small", SHALLOW, "file"),
+        *(("test_resnet", {}, "file"), ("map_mobilenetv1", {}, "http"), ("vit_tiny_cb", {"depth": 2}, "file")),
+        *(("emsnet_xxtiny", SHALLOW, "http"), ("partialformer_b0", SHALLOW, "file")),
+        *(("mat_1", SHALLOW, "http"), ("stvit_small", SHALLOW, "file")),
     ],
 )
 def test_export__logits_are_those_of_the_run(opened, places, images, runtime, tmp_path, name, arguments, by):
@@ -228,7 +211,7 @@ def test_export__logits_are_those_of_the_run(opened, places, images, runtime, tm
     words = ["export", str(run), "--format", "web", "--out", str(places[0] / name), "--ort-web", str(runtime)]
     assert main([*words, "--rounds", "0"]) == 0
     found = opened(name, by)
-    found.evaluate(WATCHED)
+    found.evaluate(script("watch.js"))
     found.set_input_files("#files", [str(file) for file in images])
     answers(found)
     classifier = open_classifier(str(run), device="cpu")
@@ -243,8 +226,7 @@ def test_export__logits_are_those_of_the_run(opened, places, images, runtime, tm
 
 def test_answers__grey_of_16_bits_is_near(opened, places, tmp_path):
     """Browsers cut 16 bits down where Python rounds: the one kind of image that is not the same bit by bit."""
-    file = tmp_path / "deep.png"
-    steps = np.linspace(0, 65535, 80 * 90).reshape(80, 90).astype(np.uint16)
+    file, steps = tmp_path / "deep.png", np.linspace(0, 65535, 80 * 90).reshape(80, 90).astype(np.uint16)
     Image.fromarray(steps).save(file)
     found = opened("colour")
     found.set_input_files("#files", str(file))
@@ -252,14 +234,12 @@ def test_answers__grey_of_16_bits_is_near(opened, places, tmp_path):
 
 
 def test_answers__int8(opened, places, images):
-    classifier, few = places[1]["int8"], images[:6]
+    classifier, files = places[1]["int8"], {file.name: file for file in images[:6]}
     found = opened("int8", "file")
-    found.set_input_files("#files", [str(file) for file in few])
-    session = plain_session(places[0] / "int8")
-    seen = classifier.transforms.build(training=False)
+    found.set_input_files("#files", [str(file) for file in files.values()])
+    session, seen = plain_session(places[0] / "int8"), classifier.transforms.build(training=False)
     for name, rows in answers(found).items():
-        file = next(file for file in few if file.name == name)
-        tensor = classifier.normalise(torch.as_tensor(seen(decode(file)))[None]).numpy()
+        tensor = classifier.normalise(torch.as_tensor(seen(decode(files[name])))[None]).numpy()
         chances = torch.from_numpy(session.run(None, {"images": tensor})[0]).softmax(1)[0]
         for label, value in rows:
             assert value == pytest.approx(chances[classifier.labels.index(label)].item(), abs=0.03)  # a step of 8 bits
@@ -276,9 +256,8 @@ def test_card__what_the_model_is(opened, places):
     assert found.title() == "mosaic · broadsight" and found.inner_text("h1") == "mosaic"
     assert found.is_hidden("#int8-part")
     found.click("text=Its classes")
-    assert found.evaluate("[...document.querySelectorAll('#classes li')].map(item => item.textContent)") == list(
-        places[1]["colour"].labels
-    )
+    classes = found.evaluate("[...document.querySelectorAll('#classes li')].map(item => item.textContent)")
+    assert classes == list(places[1]["colour"].labels)
     assert found.locator("#classes b").count() == 0  # names are no HTML
     found.click("text=Where it is from")
     assert "onnxruntime-web 1." in found.inner_text("#origin")
@@ -286,17 +265,7 @@ def test_card__what_the_model_is(opened, places):
 
 def transfer(found, files: list[tuple[str, bytes]], event: str) -> None:
     """What a browser sends when files are dropped or pasted."""
-    found.evaluate(
-        """([files, kind]) => {
-          const carried = new DataTransfer();
-          for (const [name, bytes] of files) carried.items.add(new File([new Uint8Array(bytes)], name));
-          const options = { bubbles: true, cancelable: true };
-          document.getElementById("drop").dispatchEvent(kind === "paste"
-            ? new ClipboardEvent("paste", { ...options, clipboardData: carried })
-            : new DragEvent(kind, { ...options, dataTransfer: carried }));
-        }""",
-        [[[name, list(content)] for name, content in files], event],
-    )
+    found.evaluate(script("transfer.js"), [[[name, list(content)] for name, content in files], event])
 
 
 def test_drop_and_paste(opened, places, images):
@@ -315,21 +284,14 @@ def test_drop_and_paste(opened, places, images):
     assert found.locator(".card").count() == 0 and found.is_hidden("#results")
 
 
-def bomb() -> bytes:
-    """An image of 90 million pixels in a few kilobytes."""
-    file = io.BytesIO()
-    Image.new("1", (10_000, 9_000)).save(file, "PNG")
-    return file.getvalue()
-
-
 def test_mistakes__are_answered_beside_good_images(opened, images):
-    found = opened("colour")
-    whole = images[4].read_bytes()
+    found, whole, bomb = opened("colour"), images[4].read_bytes(), io.BytesIO()
+    Image.new("1", (10_000, 9_000)).save(bomb, "PNG")  # 90 million pixels in a few kilobytes
     bad = {
         "words.png": (b"these are words", "not an image"),
         "empty.jpg": (b"", "The file is empty."),
         "half.jpg": (whole[: len(whole) // 2], "not an image"),
-        "bomb.png": (bomb(), "The image has 90 million pixels; up to 64 million pixels are taken."),
+        "bomb.png": (bomb.getvalue(), "The image has 90 million pixels; up to 64 million pixels are taken."),
         "drawing.svg": (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "not an image"),
         "<img src=x onerror=alert(1)>.png": (b"?", "not an image"),
     }
@@ -342,16 +304,13 @@ def test_mistakes__are_answered_beside_good_images(opened, images):
     assert found.locator(".card.failed").count() == len(bad)
     assert found.locator(".card.done .bars li").count() == 5
     assert found.inner_text("#status") == f"1 image done, {len(bad)} could not be read."
-
-
-def test_too_many__the_first_are_taken(opened, images):
-    found = opened("colour")
+    found = opened("colour")  # of too many the first are taken
     transfer(found, [(f"{number}.png", images[0].read_bytes()[:10]) for number in range(103)], "drop")
     assert len(answers(found)) == 100
     assert found.inner_text("#status") == "The first 100 images are taken; 3 more are left out."
 
 
-def test_keyboard__alone(opened, images):
+def test_keyboard_alone_and_names(opened, images):
     found = opened("colour", width=390)
     found.keyboard.press("Tab")
     assert found.evaluate("document.activeElement.id") == "choose"
@@ -369,9 +328,7 @@ def test_keyboard__alone(opened, images):
         found.keyboard.press("Tab")
     found.keyboard.press("Enter")
     assert found.is_visible("#origin")
-
-
-def test_names__for_those_who_do_not_see(opened, images):
+    # And names for those who do not see
     found = opened("colour")
     found.set_input_files("#files", [str(images[0])])
     answers(found)
@@ -383,14 +340,11 @@ def test_names__for_those_who_do_not_see(opened, images):
     assert found.get_by_role("status").count() == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours__follow_the_system(opened, scheme):
-    found = opened("colour", color_scheme=scheme)
-    ground = re.findall(r"\d+", found.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert (sum(map(int, ground[:3])) > 3 * 128) == (scheme == "light")
-
-
-def test_images_before_the_model__wait_for_it(opened, places, images):
+def test_colours_follow_the_system_and_images_before_the_model_wait_for_it(opened, places, images):
+    for scheme in ("light", "dark"):
+        found = opened("colour", color_scheme=scheme)
+        ground = re.findall(r"\d+", found.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert (sum(map(int, ground[:3])) > 3 * 128) == (scheme == "light")
     found = opened("colour", ready=False)
     assert found.get_by_role("progressbar", name=re.compile("the model")).is_visible()
     found.set_input_files("#files", [str(images[0])])

@@ -18,26 +18,6 @@ from tests.deployment.formats.web.pages import MEAN, STD
 
 pytestmark = pytest.mark.skipif(node() is None, reason="there is no node")
 
-SCRIPT = """
-const fs = require("node:fs");
-const { runInThisContext } = require("node:vm");
-const [folder, listing] = process.argv.slice(2);
-for (const file of ["resampling.js", "images.js"]) runInThisContext(fs.readFileSync(`${folder}/${file}`, "utf8"));
-const Images = runInThisContext("Images");
-for (const { file, width, height, channels, preprocessing } of JSON.parse(fs.readFileSync(listing))) {
-  const all = fs.readFileSync(file);
-  const rgba = (left, top, w, h) => {
-    const part = new Uint8ClampedArray(4 * w * h);
-    for (let y = 0; y < h; y++) {
-      const at = 4 * ((top + y) * width + left);
-      part.set(all.subarray(at, at + 4 * w), 4 * y * w);
-    }
-    return part;
-  };
-  fs.writeFileSync(`${file}.out`, Images.prepare({ width, height, rgba }, channels, preprocessing));
-}
-"""
-
 SIZES = (
     *((1, 1), (64, 64), (73, 73), (73, 90), (640, 480), (481, 641), (37, 900), (900, 37), (3, 500), (17, 13)),
     *((255, 257), (64, 97), (98, 64), (1200, 1500), (5, 4), (1, 300)),
@@ -55,8 +35,8 @@ def put(folder: Path, pixels: np.ndarray, channels: int, **said) -> dict:
 def run(folder: Path, cases: list[dict]) -> list[np.ndarray]:
     """What the page makes of all cases, from one process of node."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    (folder / "script.cjs").write_text(SCRIPT)
-    command = [node(), folder / "script.cjs", files("broadsight.deployment.formats.web"), folder / "cases.json"]
+    script, page = Path(__file__).with_name("prepare.cjs"), files("broadsight.deployment.formats.web")
+    command = [node(), script, page, folder / "cases.json"]
     subprocess.run([str(part) for part in command], check=True, timeout=300)
     return [np.fromfile(case["file"] + ".out", np.float32) for case in cases]
 
@@ -87,12 +67,10 @@ def prepared(tmp_path_factory):
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_prepare__bit_by_bit_as_python(prepared, interpolation):
-    tried = 0
-    for case, found, expected in prepared:
-        if case["preprocessing"]["interpolation"] == interpolation:
-            tried += 1
-            assert np.array_equal(found.reshape(expected.shape), expected), case
-    assert tried >= 10
+    tried = [one for one in prepared if one[0]["preprocessing"]["interpolation"] == interpolation]
+    assert len(tried) >= 10
+    for case, found, expected in tried:
+        assert np.array_equal(found.reshape(expected.shape), expected), case
 
 
 def test_prepare__narrow_images_take_no_memory(tmp_path):

@@ -42,8 +42,7 @@ def test_open__in_the_runtime_of_the_folder(folder, classifier):
     assert session.description.classes == classifier.labels
     agreement = compare(session, reference(classifier.model), [IMAGES[:1], IMAGES])  # one process for both
     assert agreement.images == 4 and agreement.same_class == 1 and agreement.relative < 1e-6
-    words = "does not run in ONNX Runtime Web: .*invalid dimensions"
-    refused(words, session._run, IMAGES[..., 1:], error=RuntimeError)
+    refused("does not run in ONNX Runtime Web: .*invalid dimensions", session._run, IMAGES[..., 1:], error=RuntimeError)
 
 
 @needs_node
@@ -72,15 +71,6 @@ def test_node__too_old_or_no_node(tmp_path, monkeypatch):
         assert web_check.node.__wrapped__() == found
     (tmp_path / "node").unlink()
     assert web_check.node.__wrapped__() is None
-
-
-@needs_node
-def test_node__damaged_folder(tmp_path, folder):
-    copy = shutil.copytree(folder, tmp_path / "page")
-    part = copy / "model" / "part-000.js"
-    part.write_text(part.read_text().replace("part-000.js", "part-001.js"))
-    words = "ONNX Runtime Web: model/part-000.js is damaged; copy the whole folder"
-    refused(words, NodeModel, copy, error=RuntimeError)
 
 
 @pytest.fixture
@@ -132,6 +122,10 @@ def test_model__parts_that_are_none(folder, tmp_path):
     copy = Path(shutil.copytree(folder, tmp_path / "page"))
     bomb = base64.b64encode(gzip.compress(bytes(2**26))).decode()
     part = copy / "model" / "part-000.js"
+    part.write_text(part.read_text().replace("part-000.js", "part-001.js"))
+    if node() is not None:
+        words = "ONNX Runtime Web: model/part-000.js is damaged; copy the whole folder"
+        refused(words, NodeModel, copy, error=RuntimeError)
     for text in (f'Bundle.part("model/part-000.js", "{bomb}");\n', 'Bundle.part("x", "");\n', 'x"y"z"w"', ""):
         part.write_text(text)
         refused("is damaged", web_format.model_bytes, copy)
