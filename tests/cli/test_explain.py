@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 
 from broadsight.cli.main import main
-from broadsight.data.decoding import NO_IMAGE
 from broadsight.data.scenes import Scenes, draw_scene
 from broadsight.explanation.inside import look_inside
 from broadsight.explanation.overlay import overlay
@@ -17,6 +16,7 @@ from broadsight.explanation.run import Wanted, class_index, explain_images, look
 from broadsight.runs.classifier import open_classifier
 from tests.refusals import refused
 
+NO_IMAGE = "not an image, or of a kind that is not read here; expected JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF"
 VIT = ["test_vit", "--no-pretrained", "--size", "32", "--model-args", "num_classes=4"]
 
 
