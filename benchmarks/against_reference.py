@@ -46,17 +46,17 @@ def compare(name: str, settings: Settings) -> list[dict]:
     reference = REFERENCES[name]()
     reference.load_state_dict(ours.state_dict())
     images = torch.randn(settings.batch, 3, *settings.size)
-    contenders = {"published formulation": reference, "ours": ours}
+    candidates = {"published formulation": reference, "ours": ours}
     if settings.train:
-        for model in contenders.values():
+        for model in candidates.values():
             model.train()
     else:
-        contenders["ours, fused"] = broadsight.fuse(ours)
-        for model in contenders.values():
+        candidates["ours, fused"] = broadsight.fuse(ours)
+        for model in candidates.values():
             model.eval()
         with torch.no_grad():
             expected = reference(images[:1])
-            for model in contenders.values():
+            for model in candidates.values():
                 torch.testing.assert_close(model(images[:1]), expected, rtol=1e-3, atol=1e-4)
 
     def timed(model: torch.nn.Module, _: int) -> _Sample:
@@ -69,11 +69,11 @@ def compare(name: str, settings: Settings) -> list[dict]:
                 model(images)
         return _Sample(time.perf_counter() - wall, time.process_time() - cpu, 0)
 
-    models = list(contenders.values())
+    models = list(candidates.values())
     interleave(models, timed, settings.warmup)
     samples = interleave(models, timed, settings.rounds)
     rows = []
-    for (label, model), mine in zip(contenders.items(), samples, strict=True):
+    for (label, model), mine in zip(candidates.items(), samples, strict=True):
         cpu = [s.cpu for s in mine]
         speedup = paired_ratio([s.cpu for s in samples[0]], cpu)
         row = {"model": name, "form": label, "cpu_s": asdict(summarize(cpu)), "speedup": asdict(speedup)}

@@ -70,13 +70,13 @@ def cost(model: nn.Module, images: Tensor, captures: list[str], rounds: int) -> 
     """(capture, plain pass in ms, ratio) of all captures that the model has something for."""
     one = images[:1]
     plain = {len(x): lambda x=x: pass_images(model, x, batch_size=len(x)) for x in (one, images)}
-    contenders: dict[str, tuple[int, Callable[[], Any]]] = {}
+    candidates: dict[str, tuple[int, Callable[[], Any]]] = {}
     for capture in captures:
         run = look_inside(model, one) if capture == "look-inside" else measure(capture, model, images)
         if run is not None:
-            contenders[capture] = len(one if capture == "look-inside" else images), run
-    yardsticks = {f"plain {count}": (count, plain[count]) for count in {count for count, _ in contenders.values()}}
-    everyone = yardsticks | contenders
+            candidates[capture] = len(one if capture == "look-inside" else images), run
+    yardsticks = {f"plain {count}": (count, plain[count]) for count in {count for count, _ in candidates.values()}}
+    everyone = yardsticks | candidates
     for _, run in everyone.values():  # warms up
         run()
 
@@ -86,7 +86,7 @@ def cost(model: nn.Module, images: Tensor, captures: list[str], rounds: int) -> 
         return time.process_time() - started
 
     samples = dict(zip(everyone, interleave(list(everyone.values()), timed, rounds), strict=True))
-    for capture, (count, _) in contenders.items():
+    for capture, (count, _) in candidates.items():
         base = samples[f"plain {count}"]
         yield capture, 1000 * summarize(base).median, paired_ratio(samples[capture], base).median
 

@@ -88,8 +88,8 @@ def opened(file: Path, settings: Settings) -> dict[str, Any]:
 
 
 def rounds_for(name: str, settings: Settings) -> Settings:
-    (contender,) = build(Variant(name), replace(settings, size=(1024, 1024)))
-    most = next((rounds for macs, rounds in FEWER_ROUNDS.items() if contender.macs > macs), settings.rounds)
+    (candidate,) = build(Variant(name), replace(settings, size=(1024, 1024)))
+    most = next((rounds for macs, rounds in FEWER_ROUNDS.items() if candidate.macs > macs), settings.rounds)
     return replace(settings, rounds=min(settings.rounds, most))
 
 

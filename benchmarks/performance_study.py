@@ -3,7 +3,7 @@
     python benchmarks/performance_study.py --artefacts FOLDER [--prepare] [--part families|runtimes] [--rounds 15]
 
 One image, one thread, float32 (and int8), random weights; every model at the size that its top-1 is published for.
-All contenders are interleaved in one process. Exporting takes most of the time and need not be done on a quiet machine:
+All candidates are interleaved in one process. Exporting takes most of the time and need not be done on a quiet machine:
 with --prepare the script only fills the folder, in as many processes as --jobs says, and may be stopped and started
 again. What some runtime cannot take is left out and named in the result, with the reason.
 

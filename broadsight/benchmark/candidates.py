@@ -31,7 +31,7 @@ CLASSES = 1000
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """Something to be timed."""
 
     name: str
@@ -86,7 +86,7 @@ def name_and_size(given: str) -> tuple[str, tuple[int, int] | None]:
 
 def build(
     variant: Variant, settings: Settings, rival: type[nn.Module] | None = None, artefacts: "Artefacts | None" = None
-) -> list[Contender]:
+) -> list[Candidate]:
     """A model under every runtime; after its pool in the rival's form, with the same weights, if there is one."""
     title = str(variant)
     settings = settings if variant.size is None else replace(settings, size=variant.size)
@@ -122,12 +122,12 @@ def build(
             for runtime in settings.runtimes:
                 if runtime not in runtimes():
                     calls = _calls(form.train(settings.train), runtime, inputs, labels, grouped)
-                    made.append(Contender(name, runtime, form, macs[name], *calls, variant, size, weights))
+                    made.append(Candidate(name, runtime, form, macs[name], *calls, variant, size, weights))
                     continue
                 assert artefacts is not None
                 run, path, difference = artefacts.open(runtime, model, name, inputs[0])
                 calls = (lambda run=run: torch.from_numpy(run())), run
-                made.append(Contender(name, runtime, model, macs[name], *calls, variant, size, path, difference))
+                made.append(Candidate(name, runtime, model, macs[name], *calls, variant, size, path, difference))
         return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..deployment.formats import runtimes
 from ..surgery.fusion import fuse
-from .candidates import Contender, Variant, create
+from .candidates import Candidate, Variant, create
 from .settings import Settings
 
 
@@ -27,15 +27,15 @@ class StartUp:
     resident_bytes: int | None  # largest growth of the resident memory meanwhile; None where the system does not say
 
 
-def measure(contender: Contender, settings: Settings, artefact: Path) -> StartUp:
+def measure(candidate: Candidate, settings: Settings, artefact: Path) -> StartUp:
     """Start a candidate in a fresh process from its file, or in torch its weights; RuntimeError says why it failed."""
-    model: Any = contender.model
+    model: Any = candidate.model
     request = {
-        "runtime": contender.runtime,
+        "runtime": candidate.runtime,
         "artefact": str(artefact),
-        "images": [1, model.pretrained_cfg["input_size"][0], *contender.size],
-        "variant": asdict(contender.variant),
-        "settings": asdict(replace(settings, size=contender.size)),
+        "images": [1, model.pretrained_cfg["input_size"][0], *candidate.size],
+        "variant": asdict(candidate.variant),
+        "settings": asdict(replace(settings, size=candidate.size)),
     }
     threads = {name: str(settings.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))

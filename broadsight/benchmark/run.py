@@ -1,7 +1,7 @@
 """Speed and memory of any timm models, measured side by side.
 
-Timings on a shared machine drift. Every round therefore runs every contender once, each round starting with another
-one, and contenders are compared within rounds: what slows the whole machine down for a second cancels in the ratio.
+Timings on a shared machine drift. Every round therefore runs every candidate once, each round starting with another
+one, and candidates are compared within rounds: what slows the whole machine down for a second cancels in the ratio.
 """
 
 import gc
@@ -20,7 +20,7 @@ import torch
 from .. import files
 from ..deployment.formats import runtimes
 from ..errors import nearest
-from .candidates import Contender, Variant, blame, build, load_rival, name_and_size
+from .candidates import Candidate, Variant, blame, build, load_rival, name_and_size
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
 from .memory import kernel_launches, peak_memory, saved_for_backward
 from .settings import DTYPES as DTYPES
@@ -40,7 +40,7 @@ GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for t
 
 @dataclass(frozen=True)
 class Row:
-    """One contender: a model under a runtime; with the yardstick: the first, or with `Settings.against` that pool."""
+    """One candidate: a model under a runtime; with the yardstick: the first, or with `Settings.against` that pool."""
 
     model: str
     runtime: str
@@ -97,7 +97,7 @@ class _Sample(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    contender: Contender
+    candidate: Candidate
     settings: Settings
     yardstick: int  # position of whom it is compared with
     at: str  # its size, in words if there are several
@@ -175,8 +175,8 @@ def measure_sizes(
                 entries += [_Entry(one, replace(here, size=one.size), yardstick, at, weight) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):
                 # Random parameters of equal shape are held once, lest a model at six sizes take six times its memory.
-                theirs = dict(before.contender.model.named_parameters())
-                for name, mine in entry.contender.model.named_parameters():
+                theirs = dict(before.candidate.model.named_parameters())
+                for name, mine in entry.candidate.model.named_parameters():
                     same = theirs.get(name, mine)
                     if (same.shape, same.stride()) == (mine.shape, mine.stride()):
                         mine.data = same.data
@@ -184,12 +184,12 @@ def measure_sizes(
         machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES)
         for entry in entries:
             for _ in range(settings.warmup):
-                step(f"warming up {entry.contender}{entry.at}", entry.weight)
-                _timed(entry.contender, entry.settings)
+                step(f"warming up {entry.candidate}{entry.at}", entry.weight)
+                _timed(entry.candidate, entry.settings)
 
         def timed(entry: _Entry, round_: int) -> _Sample:
             step(f"round {round_ + 1} of {settings.rounds}{entry.at}", entry.weight)
-            return _timed(entry.contender, entry.settings)
+            return _timed(entry.candidate, entry.settings)
 
         samples = interleave(entries, timed, settings.rounds)
         machine["load_after"] = load()
@@ -197,18 +197,18 @@ def measure_sizes(
         rows: list[Row] = []
         for entry, mine in zip(entries, samples, strict=True):
             # After the timing: watching what is saved makes torch.compile specialise a second time.
-            step(f"memory of {entry.contender}{entry.at}", entry.weight)
-            row = _row(entry.contender, mine, samples[entry.yardstick], machine["gemm_flops"], entry.settings)
+            step(f"memory of {entry.candidate}{entry.at}", entry.weight)
+            row = _row(entry.candidate, mine, samples[entry.yardstick], machine["gemm_flops"], entry.settings)
             if row.saved_bytes is not None:
                 base = (rows[entry.yardstick] if entry.yardstick < len(rows) else row).saved_bytes or 1
                 row = replace(row, saved_ratio=row.saved_bytes / base)
             if fresh:
                 from . import cold_start
 
-                step(f"a fresh process with {entry.contender}{entry.at}")
-                assert entry.contender.artefact is not None
-                with blame(str(entry.contender), "starting elsewhere"):
-                    found = cold_start.measure(entry.contender, entry.settings, entry.contender.artefact)
+                step(f"a fresh process with {entry.candidate}{entry.at}")
+                assert entry.candidate.artefact is not None
+                with blame(str(entry.candidate), "starting elsewhere"):
+                    found = cold_start.measure(entry.candidate, entry.settings, entry.candidate.artefact)
                 costs = dict(start_up_s=found.seconds, import_s=found.import_s, resident_bytes=found.resident_bytes)
                 row = replace(row, **costs)
             rows.append(row)
@@ -244,14 +244,14 @@ def write_json(data: Any, path: str | Path) -> None:
     files.write_json(json.loads(json.dumps(data), parse_constant=lambda _: None), path)
 
 
-def _timed(contender: Contender, settings: Settings) -> _Sample:
+def _timed(candidate: Candidate, settings: Settings) -> _Sample:
     collecting = gc.isenabled()
-    gc.disable()  # a collection belongs to whoever left the garbage, not to the contender during which it happens
+    gc.disable()  # a collection belongs to whoever left the garbage, not to the candidate during which it happens
     try:
-        with blame(str(contender), f"running a batch of {settings.batch} at {settings.size[0]}x{settings.size[1]}"):
+        with blame(str(candidate), f"running a batch of {settings.batch} at {settings.size[0]}x{settings.size[1]}"):
             synchronize(settings.device)
             faults, cpu, wall = _page_faults(), time.process_time(), time.perf_counter()
-            contender.call()
+            candidate.call()
             synchronize(settings.device)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             return _Sample(wall, cpu, _page_faults() - faults)
@@ -260,29 +260,29 @@ def _timed(contender: Contender, settings: Settings) -> _Sample:
             gc.enable()
 
 
-def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_flops: float, settings: Settings) -> Row:
+def _row(candidate: Candidate, mine: list[_Sample], base: list[_Sample], gemm_flops: float, settings: Settings) -> Row:
     wall_ms, cpu_ms = [1e3 * s.wall for s in mine], [1e3 * s.cpu for s in mine]
     wall = summarize(wall_ms)
     # A step multiplies once forward and twice backward: towards the inputs and towards the weights.
-    flops = 2 * contender.macs * settings.batch * (3 if settings.train else 1)
-    contender.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
+    flops = 2 * candidate.macs * settings.batch * (3 if settings.train else 1)
+    candidate.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
     artefact_bytes = None
-    if contender.artefact is not None:
+    if candidate.artefact is not None:
         from .runtimes import file_bytes
 
-        artefact_bytes = file_bytes(contender.artefact)
-    with blame(str(contender), "measuring memory"):
-        peak_bytes = None if contender.runtime in runtimes() else peak_memory(contender.call, settings.device)
-        saved_bytes = saved_for_backward(contender.model, contender.forward) if settings.train else None
-        counted = settings.head_only and contender.runtime == "eager"
+        artefact_bytes = file_bytes(candidate.artefact)
+    with blame(str(candidate), "measuring memory"):
+        peak_bytes = None if candidate.runtime in runtimes() else peak_memory(candidate.call, settings.device)
+        saved_bytes = saved_for_backward(candidate.model, candidate.forward) if settings.train else None
+        counted = settings.head_only and candidate.runtime == "eager"
         # Not the call itself: inference mode does not show what operations are made of.
-        once = contender.call if settings.train else torch.no_grad()(contender.forward)
+        once = candidate.call if settings.train else torch.no_grad()(candidate.forward)
         launches = kernel_launches(once) if counted else None
     return Row(
-        model=contender.name,
-        runtime=contender.runtime,
-        params=sum(p.numel() for p in contender.model.parameters()),
-        macs=contender.macs,
+        model=candidate.name,
+        runtime=candidate.runtime,
+        params=sum(p.numel() for p in candidate.model.parameters()),
+        macs=candidate.macs,
         wall_ms=wall,
         cpu_ms=summarize(cpu_ms),
         throughput=1e3 * settings.batch / wall.median,
@@ -297,9 +297,9 @@ def _row(contender: Contender, mine: list[_Sample], base: list[_Sample], gemm_fl
         page_faults=float(statistics.median(s.faults for s in mine)) if resource else None,
         wall_samples_ms=wall_ms,
         cpu_samples_ms=cpu_ms,
-        size=list(contender.size),
+        size=list(candidate.size),
         artefact_bytes=artefact_bytes,
-        difference=contender.difference,
+        difference=candidate.difference,
     )
 
 

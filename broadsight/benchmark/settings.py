@@ -22,21 +22,21 @@ class Settings:
     threads: int = 1
     rounds: int = 9
     warmup: int = 2
-    runtimes: tuple[str, ...] = ("eager",)  # every model becomes one contender per runtime; what is exported is folded
+    runtimes: tuple[str, ...] = ("eager",)  # every model becomes one candidate per runtime; what is exported is folded
     train: bool = False  # a whole step in train mode, with cross-entropy, or of groups of tokens MultiTokenLoss("bce")
     device: str = "cpu"  # or `cuda`, `cuda:1`
     dtype: str = "float32"  # weights and images are cast to it, no autocast
     channels_last: bool = False
     fuse: bool = False
     seed: int = 0  # of weights, images and labels
-    pools: tuple[str, ...] = ()  # every model becomes one contender per pool,
+    pools: tuple[str, ...] = ()  # every model becomes one candidate per pool,
     broadcasts: tuple[str, ...] = ()  # and per kind of `add_context_broadcast`, or "none"
     head_only: bool = False  # the pool alone, on random maps like the backbone's; a step ends with their gradients
     light: bool = False
     # Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of parameters;
     # every pool must agree with it.
     against: str | None = None
-    start_up: bool = True  # with an exported runtime: start every contender in a fresh process as well
+    start_up: bool = True  # with an exported runtime: start every candidate in a fresh process as well
 
     def __post_init__(self) -> None:
         size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from broadsight.benchmark import cold_start as start_up
-from broadsight.benchmark.candidates import Contender, Variant, build
+from broadsight.benchmark.candidates import Candidate, Variant, build
 from broadsight.benchmark.run import Settings
 from broadsight.benchmark.runtimes import Artefacts
 
 
-def contender(runtime: str, folder: Path) -> tuple[Contender, Settings]:
+def candidate(runtime: str, folder: Path) -> tuple[Candidate, Settings]:
     settings = Settings(batch=2, size=(32, 32), runtimes=(runtime,))
     (made,) = build(Variant("test_resnet"), settings, None, Artefacts(folder, settings.threads))
     return made, settings
@@ -18,14 +18,14 @@ def contender(runtime: str, folder: Path) -> tuple[Contender, Settings]:
 
 @pytest.mark.parametrize("runtime", ["eager", pytest.param("pt2", marks=pytest.mark.slow)])
 def test_measure__torch_starts_from_its_weights_and_others_from_files(runtime, tmp_path):
-    made, settings = contender(runtime, tmp_path)
+    made, settings = candidate(runtime, tmp_path)
     found = start_up.measure(made, settings, made.artefact)
     assert 0 < found.seconds < found.seconds + found.import_s
     assert found.resident_bytes is None or 0 < found.resident_bytes < 1e9
 
 
 def test_measure__says_why_a_process_failed(tmp_path, monkeypatch):
-    eager, settings = contender("eager", tmp_path)
+    eager, settings = candidate("eager", tmp_path)
 
     def run(command, **options):
         assert command[1:3] == ["-m", "broadsight.benchmark.cold_start"] and options["env"]["OMP_NUM_THREADS"] == "1"

@@ -184,15 +184,15 @@ def test_pools__training_takes_the_groups(monkeypatch):
 
 def test_head_only__maps_of_the_backbone_and_none_of_its_costs():
     settings = dataclasses.replace(ONCE, head_only=True, size=(64, 96), train=True)
-    (contender,) = build(Variant("test_resnet", "map"), settings)
+    (candidate,) = build(Variant("test_resnet", "map"), settings)
     maps = []
-    contender.model.register_forward_pre_hook(lambda module, inputs: maps.extend(inputs))
-    contender.call()
+    candidate.model.register_forward_pre_hook(lambda module, inputs: maps.extend(inputs))
+    candidate.call()
     model = swap_pool("test_resnet", "map")
     expected = model.pyramid(model.backbone, torch.randn(2, 3, 64, 96))
     assert [x.shape for x in maps] == [x.shape for x in expected]
     assert all(x.grad is not None for x in maps)
-    own = list(contender.model.parameters())
+    own = list(candidate.model.parameters())
     assert sum(p.numel() for p in own) == sum(p.numel() for p in model.head.parameters())
     assert all(p.grad is not None for p in own)
     pooled = dataclasses.replace(ONCE, pools=("map",))

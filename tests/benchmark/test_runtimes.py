@@ -31,7 +31,7 @@ def kept(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def report(kept) -> Report:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start_up, "measure", lambda contender, settings, artefact: StartUp(1.5, 0.25, 4_000_000))
+        patch.setattr(start_up, "measure", lambda candidate, settings, artefact: StartUp(1.5, 0.25, 4_000_000))
         return measure(["test_resnet"], QUICK, artefacts=kept)
 
 
@@ -75,14 +75,14 @@ def test_key__follows_weights_size_and_code(monkeypatch, tmp_path):
 
 def test_open__answers_as_the_model_does_whatever_the_batch(kept):
     settings = dataclasses.replace(QUICK, runtimes=("pt2",), batch=3)
-    (contender,) = build(Variant("test_resnet"), settings, None, Artefacts(kept, 1))
+    (candidate,) = build(Variant("test_resnet"), settings, None, Artefacts(kept, 1))
     images = []
-    contender.model.register_forward_pre_hook(lambda module, inputs: images.extend(inputs))
-    found = contender.forward()
+    candidate.model.register_forward_pre_hook(lambda module, inputs: images.extend(inputs))
+    found = candidate.forward()
     assert images == []  # the artefact answers, not the module
     torch.manual_seed(settings.seed)
     with torch.no_grad():
-        expected = contender.model(torch.randn(3, 3, 32, 32))
+        expected = candidate.model(torch.randn(3, 3, 32, 32))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

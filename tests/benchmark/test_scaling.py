@@ -25,8 +25,8 @@ def calls(monkeypatch) -> list:
     """Calls that are kept instead of timed: 1e-6 * pixels ** 1.2 s of wall and 1e-7 * pixels ** 1.5 s of CPU time."""
     found = []
 
-    def timed(contender, settings):
-        found.append((contender, settings))
+    def timed(candidate, settings):
+        found.append((candidate, settings))
         pixels = math.prod(settings.size)
         return benchmark._Sample(1e-6 * pixels**1.2, 1e-7 * pixels**1.5, 0)
 
@@ -77,7 +77,7 @@ def test_exponents__median_of_the_rounds_and_where_it_lies():
 
 def test_measure__every_round_runs_every_model_at_every_size(calls):
     growth = measure(["test_resnet", "test_vit"], SETTINGS, ((32, 32), (64, 64)), growth_from=32)
-    order = [f"{contender.name.removeprefix('test_')} {settings.size[0]}" for contender, settings in calls]
+    order = [f"{candidate.name.removeprefix('test_')} {settings.size[0]}" for candidate, settings in calls]
     every = ["resnet 32", "vit 32", "resnet 64", "vit 64"]
     assert order[:4] == every  # warming up
     assert [order[4:][i : i + 4] for i in (0, 4, 8)] == [every, every[1:] + every[:1], every[2:] + every[:2]]
@@ -99,7 +99,7 @@ def test_measure__every_round_runs_every_model_at_every_size(calls):
 
 def test_measure__a_model_at_many_sizes_holds_its_weights_once(calls):
     measure(["test_resnet", "test_vit"], dataclasses.replace(SETTINGS, rounds=1, warmup=0), ((32, 32), (64, 64)))
-    of = {(contender.name, settings.size[0]): contender.model for contender, settings in calls}
+    of = {(candidate.name, settings.size[0]): candidate.model for candidate, settings in calls}
     for name, different in (("test_resnet", set()), ("test_vit", {"pos_embed"})):
         small, large = (dict(of[name, side].named_parameters()) for side in (32, 64))
         apart = {key for key in small if small[key].data_ptr() != large[key].data_ptr()}
