@@ -50,7 +50,7 @@ def open_subjects(request: Request) -> list[Subject]:
     if len(channels) > 1:
         takes = ", ".join(f"{label} {count}" for count, label in channels.items())
         raise ValueError(f"the models take images of different channels: {takes}; measure them one by one")
-    return _named_apart(opened)
+    return _with_labels(opened)
 
 
 def _classifier(given: Run, request: Request) -> Subject:
@@ -83,10 +83,10 @@ def _backbone(given: Run, request: Request) -> Subject:
     return Subject(f"{run.title} backbone", name_of(given), "run", stages, transforms, normalise, dense=run)
 
 
-def _named_apart(subjects: Sequence[Subject]) -> list[Subject]:
+def _with_labels(subjects: Sequence[Subject]) -> list[Subject]:
     """No two with one label: runs of the same model by their folders, others by number."""
     titles = [one.label for one in subjects]
-    apart: list[Subject] = []
+    labelled: list[Subject] = []
     for one in subjects:
         label = one.label
         if one.weights == "run" and titles.count(label) > 1:
@@ -94,7 +94,7 @@ def _named_apart(subjects: Sequence[Subject]) -> list[Subject]:
         elif one.weights == RANDOM:
             label = f"{label}, random weights"
         stem, number = label, 2
-        while label in {other.label for other in apart}:
+        while label in {other.label for other in labelled}:
             label, number = f"{stem} ({number})", number + 1
-        apart.append(replace(one, label=label))
-    return apart
+        labelled.append(replace(one, label=label))
+    return labelled

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..benchmark.timing import Summary, summarize
 from ..evaluation.run import times_in_turns
-from ..prediction.dense import finder, told
+from ..prediction.dense import finder, in_words
 from ..runs.classifier import Classifier
 from ..visual import html
 from ..visual.objects import draw_objects, draw_semantic
@@ -100,7 +100,7 @@ def _said(run: Any, image: Image.Image, found: Any, threshold: float) -> dict[st
             rows.append((name, f"{found['scores'][place]:.2f}", f"{x0}, {y0}", f"{x1 - x0} x {y1 - y0}"))
         options = dict(skeleton=run.skeleton, keypoint_threshold=run.keypoint_threshold)
         drawn = draw_objects(image, found, run.classes, threshold=lowest, **options)
-    return dict(words=told(run, found, threshold), rows=tuple(rows[:ROWS]), drawn=drawn)
+    return dict(words=in_words(run, found, threshold), rows=tuple(rows[:ROWS]), drawn=drawn)
 
 
 def cards(answers: Sequence[Answer], order: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from ..data.dense.loading import DenseDataset
 from ..data.dense.pose_geometry import PoseCrops
 from ..data.dense.resolve import DensePart, open_dense_part
 from ..data.dense.transforms import DenseTransforms
-from ..data.dense.view import DenseView, labels_of_images, told_quickly, without_labels
+from ..data.dense.view import DenseView, labels_are_quick, labels_of_images, without_labels
 from ..data.loading import EvalOrder, close, default_workers, load
 from ..dense.average_precision import to_results
 from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, why_missing
@@ -73,10 +73,10 @@ def evaluate_dense(
         torch.set_num_threads(request.threads)
     run = open_asked(request)
     part = _part_of(run, request)
-    if told_quickly(part.images):  # classes that none of them shows, unless the run's own data says so
+    if labels_are_quick(part.images):  # classes that none of them shows, unless the run's own data says so
         shown, place = labels_of_images(part.images), str(part.description.get("place") or part.description.get("val"))
-        told = {note.replace("validate on", "evaluate on") for note in part.notes}
-        more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in told]
+        known = {note.replace("validate on", "evaluate on") for note in part.notes}
+        more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in known]
         part = part._replace(notes=(*part.notes, *more))
     for note in part.notes:
         tell(note)

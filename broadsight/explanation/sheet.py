@@ -181,7 +181,7 @@ def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Imag
         clauses, *others = (look.note.split("; ") for look in row.looks)
         shared = "; ".join(clause for clause in clauses if all(clause in other for other in others))
         words.append(": ".join(filter(None, (row.words, shared))))
-    heights = [(line if told else 0) + small.height + caption + GAP for told in words]
+    heights = [(line if text else 0) + small.height + caption + GAP for text in words]
     part = Image.new("RGB", (WIDTH, head + sum(heights)), PAPER)
     pen = ImageDraw.Draw(part)
     pen.line((MARGIN, GAP, WIDTH - MARGIN, GAP), fill=EDGE, width=1)
@@ -190,8 +190,8 @@ def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Imag
     depth = f"  {count} layers, the first at the left" if count > 1 and not titled else ""
     _write(part, (end + 14, round(1.9 * HEADING)), about + (";" + depth if depth else ""), WORDS, WIDTH - end, MUTED)
     top = head
-    for row, told, height in zip(rows, words, heights, strict=True):
-        _write(part, (MARGIN, top + SMALL), told, SMALL, WIDTH - 2 * MARGIN, TEXT)
+    for row, text, height in zip(rows, words, heights, strict=True):
+        _write(part, (MARGIN, top + SMALL), text, SMALL, WIDTH - 2 * MARGIN, TEXT)
         bottom = top + height - GAP - caption
         for column, look in enumerate(row.looks):
             left = MARGIN + column * (TILE + GAP)

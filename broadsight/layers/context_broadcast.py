@@ -116,5 +116,5 @@ def broadcast_input(module: Any, inputs: tuple) -> tuple:
 @per_image
 def broadcast_output(module: Any, inputs: tuple, output: Any) -> Any:
     """A forward hook: the tokens that the module gives, with context; further outputs stay."""
-    told = module.context_broadcast
-    return (told(output[0]), *output[1:]) if isinstance(output, tuple) else told(output)
+    broadcast = module.context_broadcast
+    return (broadcast(output[0]), *output[1:]) if isinstance(output, tuple) else broadcast(output)

@@ -121,14 +121,14 @@ class Block(nn.Module):
         self.cpe = DepthwiseConv(dim, residual=True) if cpe else nn.Identity()
         self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), attn
         self.norm2, self.mlp = nn.BatchNorm2d(dim), mlp
-        self.apart = layer_scale is not None
-        self.ls1, self.ls2 = (LayerScale(dim, layer_scale or 0) if self.apart else nn.Identity() for _ in range(2))
+        self.separate = layer_scale is not None
+        self.ls1, self.ls2 = (LayerScale(dim, layer_scale or 0) if self.separate else nn.Identity() for _ in range(2))
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cpe(x)
         normed = self.norm1(x).permute(0, 3, 1, 2)
-        if self.apart or drops(self.drop_path):
+        if self.separate or drops(self.drop_path):
             x = x + self.drop_path(self.ls1(self.attn(normed).permute(0, 2, 3, 1)))
             normed = self.norm2(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
             return x + self.drop_path(self.ls2(self.mlp(normed)))
@@ -141,11 +141,11 @@ class Block(nn.Module):
         fold_norm(self, "norm2", "mlp.fc1")
         # The scale of the attention branch commutes with the way back to the pixels, which mixes no channels.
         folded = [fold_scale_after(self, "attn", "proj", "ls1"), fold_scale_after(self, "mlp", "fc2", "ls2")]
-        self.apart = self.apart and not all(folded)
+        self.separate = self.separate and not all(folded)
 
-    def keep_branches_apart(self) -> None:
+    def keep_branches_separate(self) -> None:
         """Let the branches give what they add from now on, where they would add it to the residual themselves."""
-        self.apart = True
+        self.separate = True
 
 
 def conv_stem(in_chans: int, dim: int) -> nn.Sequential:

@@ -49,7 +49,7 @@ def predict_dense(
     """Look at every image, and draw what was found into a folder if one is given.
 
     Args:
-        threshold: The lowest score that is drawn and told; result files have everything.
+        threshold: The lowest score that is drawn and in_words; result files have everything.
         boxes: Of pose models, where the objects are: (N, 4) by name of the image; without it, the whole image.
         seen: Told how many images are done.
         views: Of each image, as `DenseModel.views` takes them.
@@ -64,7 +64,7 @@ def predict_dense(
                 image = source.open(index)
                 with torch.inference_mode():
                     found = find(image, None if boxes is None else boxes.get(Path(name).name))
-                row, entries = (name, told(run, found, threshold)), []
+                row, entries = (name, in_words(run, found, threshold)), []
                 if run.task != "segment":
                     entries = to_results(ids[index], moved_keypoints(found, -run.keypoint_offset), run.category_ids)
                 if out is not None:
@@ -118,7 +118,7 @@ def _draw(run: DenseModel, image: Image.Image, found: Any, out: Path, name: str,
             photo.save(unfinished, "PNG")
 
 
-def told(run: DenseModel, found: Any, threshold: float) -> str:
+def in_words(run: DenseModel, found: Any, threshold: float) -> str:
     """In words: how many of what, or which share of the image is what."""
     if run.task == "segment":
         shares = torch.bincount(found.flatten(), minlength=len(run.classes)).double() / found.numel()

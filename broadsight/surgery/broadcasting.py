@@ -77,8 +77,8 @@ def add_context_broadcast(
         else:
             tokens.module.register_forward_hook(broadcast_output)
             parent: Any = model.get_submodule(one.name.rpartition(".")[0])
-            if tokens.module is one.module and hasattr(parent, "keep_branches_apart"):
-                parent.keep_branches_apart()  # of ours; it would let the branch add to the residual itself
+            if tokens.module is one.module and hasattr(parent, "keep_branches_separate"):
+                parent.keep_branches_separate()  # of ours; it would let the branch add to the residual itself
         if isinstance(broadcast, WindowedBroadcast):
             assert tokens.block is not None
             tokens.block.register_forward_pre_hook(broadcast.images)

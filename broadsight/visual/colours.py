@@ -45,11 +45,11 @@ def _chosen() -> tuple[Colour, ...]:
     candidates = [_golden(i) for i in range(CANDIDATES)]
     chosen: list[Colour] = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in PALETTE]
     places = lab(np.array(candidates))
-    apart = np.linalg.norm(places[:, None] - lab(np.array(chosen)), axis=2).min(1)
+    distance = np.linalg.norm(places[:, None] - lab(np.array(chosen)), axis=2).min(1)
     while len(chosen) < CHOSEN:
-        best = int(apart.argmax())
+        best = int(distance.argmax())
         chosen.append(candidates[best])
-        apart = np.minimum(apart, np.linalg.norm(places - places[best], axis=1))
+        distance = np.minimum(distance, np.linalg.norm(places - places[best], axis=1))
     return tuple(chosen)
 
 

@@ -132,8 +132,8 @@ def rows(result: TokenLogits) -> Rows:
     """How far apart tokens and groups are, in logits: root mean square distances from their centres."""
     tokens, groups = result.placed(), result.groups
     within = (tokens - groups[:, :, None]).square().sum(-1).mean((0, 2)).sqrt()  # G
-    apart = (groups - result.aggregate[:, None]).square().sum(-1).mean(0).sqrt()
-    pairs = zip(within.tolist(), apart.tolist(), strict=True)
+    between = (groups - result.aggregate[:, None]).square().sum(-1).mean(0).sqrt()
+    pairs = zip(within.tolist(), between.tolist(), strict=True)
     cells = [(f"group {number}", tokens.shape[2], *distances) for number, distances in enumerate(pairs, 1)]
     return ("of", "tokens", "tokens from their group", "group from the aggregate"), cells
 

@@ -122,7 +122,7 @@ class GroupVotes(Result):
 
     bias: float | None  # how often the group is wrong; None without labels
     variance: float  # the share of its tokens that answer otherwise than the group
-    apart: float  # than all groups together; the mean over groups is the variance of all tokens
+    differing: float  # than all groups together; the mean over groups is the variance of all tokens
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def _counted(tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor |
         """The standard error of their mean (N,)."""
         return float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
 
-    apart = (tokens != aggregate[:, None, None]).double()
-    per_token = apart.mean(0)  # G T
+    differing = (tokens != aggregate[:, None, None]).double()
+    per_token = differing.mean(0)  # G T
     within = (tokens != groups[:, :, None]).double().mean((0, 2))
     bias = bias_error = token_error = None
     biases: list[float | None] = [None] * groups.shape[1]
@@ -181,7 +181,7 @@ def _counted(tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor |
         bias, bias_error = wrong.mean().item(), error(wrong)
         token_error = (tokens != labels[:, None, None]).double().mean().item()
         biases = (groups != labels[:, None]).double().mean(0).tolist()
-    errors = bias_error, error(apart.flatten(1).mean(1)), token_error
+    errors = bias_error, error(differing.flatten(1).mean(1)), token_error
     per_group = tuple(map(GroupVotes, biases, within.tolist(), per_token.mean(1).tolist()))
     by_token = tuple(map(tuple, per_token.tolist()))
     return TokenVotes(*tokens.shape, bias, per_token.mean().item(), *errors, per_group, by_token)
@@ -205,11 +205,11 @@ def plot_token_votes(votes: Mapping[str, TokenVotes]) -> Figure:
         style = style_of(place) | dict(linestyle="")
         beside = 0.5 * (place + 0.5) / len(votes) - 0.25  # models side by side
         numbers = [number + beside for number in range(1, one.groups + 1)]
-        by_group.plot(numbers, [100 * group.apart for group in one.per_group], **style, label=label)
+        by_group.plot(numbers, [100 * group.differing for group in one.per_group], **style, label=label)
         by_group.plot(numbers, [100 * group.variance for group in one.per_group], **style, markerfacecolor="white")
     empty: dict[str, Any] = dict(color="grey", marker="o", linestyle="")
-    by_group.plot([], [], **empty, label="filled: apart from all")
-    by_group.plot([], [], **empty, markerfacecolor="white", label="hollow: apart from their group")
+    by_group.plot([], [], **empty, label="filled: differ from all")
+    by_group.plot([], [], **empty, markerfacecolor="white", label="hollow: differ from their group")
     by_group.set_xlim(0.5, max(one.groups for one in votes.values()) + 0.5)
     count_from_one(by_group, "group")
     whole.set(title="all tokens together", ylabel="of images or tokens, %", ylim=(0, None))
@@ -225,8 +225,8 @@ def rows(result: TokenVotes) -> Rows:
 
     whole = row("all", result.groups * result.tokens, result.bias, result.variance, None)
     numbered = enumerate(result.per_group, 1)
-    groups = [row(f"group {i}", result.tokens, one.bias, one.apart, one.variance) for i, one in numbered]
-    return ("of", "tokens", "wrong %", "tokens apart from all %", "from their group %"), [whole, *groups]
+    groups = [row(f"group {i}", result.tokens, one.bias, one.differing, one.variance) for i, one in numbered]
+    return ("of", "tokens", "wrong %", "tokens that differ from all %", "from their group %"), [whole, *groups]
 
 
 ABOUT = "bias and variance of class tokens: how often all of them are wrong, and how often one differs from all"

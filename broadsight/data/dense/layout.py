@@ -24,7 +24,7 @@ class Dense(NamedTuple):
 
 
 def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
-    """What lies at a path for a task: "train" and "val", or "all" where nothing is set apart for validation.
+    """What lies at a path for a task: "train" and "val", or "all" where nothing is set by_part for validation.
 
     A COCO file; or a folder with one, or with two by train and val in their names, in it or in its `annotations` (of
     COCO's own, instances_* or person_keypoints_*); for segmentation also folders of images and masks, which may both be
@@ -41,12 +41,12 @@ def find_parts(path: str | Path, task: DenseTask) -> dict[str, Dense]:
     if parts := _here(path, task):
         return parts
     folders = parts_in(path)
-    apart = {key: _here(folder, task) for key, folder in folders.items()}
-    for key, parts in apart.items():
+    by_part = {key: _here(folder, task) for key, folder in folders.items()}
+    for key, parts in by_part.items():
         if len(parts) > 1:
             files = some([str(found.labels.relative_to(path)) for found in parts.values()])
             raise ValueError(f"{folders[key]} holds {files}; keep one of them there")
-    if found := {key: next(iter(parts.values())) for key, parts in apart.items() if parts}:
+    if found := {key: next(iter(parts.values())) for key, parts in by_part.items() if parts}:
         return found
     if _pairs(path):
         raise ValueError(f"{path} holds masks of pixels, which are for segment; {task} needs a COCO file")

@@ -22,7 +22,7 @@ from ..sources.scenes import SCENES, scenes_count
 from ..stratify import METHOD, missed, stratified, turn
 from .layout import TASKS, Dense, DenseTask, find_parts
 from .samples import mapped
-from .view import IGNORE, CocoPixels, DenseView, labels_of_images, told_quickly, without_labels
+from .view import IGNORE, CocoPixels, DenseView, labels_are_quick, labels_of_images, without_labels
 
 PIXEL_CENTRE = 0.5  # COCO's keypoints are indices of pixels; its boxes, and all coordinates of ours, are edges
 
@@ -162,7 +162,7 @@ def _scenes(data: str, task: DenseTask, count: int | None, size: Size, seed: int
     notes = ["./scenes is a folder, but scenes are the built-in images"] * Path("scenes").is_dir()
     about: dict[str, Any] = dict(kind="scenes", task=task, train="scenes", val="scenes", seed=seed)
     about["size"] = list(size) if isinstance(size, tuple) else size  # as it is when it comes back from JSON
-    if told_quickly(views["val"]):
+    if labels_are_quick(views["val"]):
         notes += without_labels(views["val"], labels_of_images(views["val"]), "validate on", "scenes")
     points = (KEYPOINTS, KEYPOINT_PAIRS, SKELETON, 0.0) if task == "keypoints" else NO_POINTS
     return _splits(views, points, notes, about, {key: all_names(view) for key, view in views.items()})
@@ -176,18 +176,18 @@ def _files(
     found = parts.get("train") or parts.get("all")
     if found is None:
         raise ValueError(f"{data} has a part to validate, {parts['val'].labels}, but none to train on; add train/")
-    apart, fraction = parts.get("val"), None
+    other_part, fraction = parts.get("val"), None
     if val is not None:
-        if apart:
-            notes.append(f"not used: {apart.labels}, since {val} is to validate")
+        if other_part:
+            notes.append(f"not used: {other_part.labels}, since {val} is to validate")
         others = find_parts(val, task)
-        apart = others.get("val") or others.get("all") or others["train"]
-    elif apart and split is not None:
-        raise ValueError(f"split={split}, but {apart.labels} is set apart to validate; leave split out")
+        other_part = others.get("val") or others.get("all") or others["train"]
+    elif other_part and split is not None:
+        raise ValueError(f"split={split}, but {other_part.labels} is set apart to validate; leave split out")
     names = class_file_of(found, data)
     dataset = open_found(found, task, channels, names)
     offset = PIXEL_CENTRE if task == "keypoints" else 0.0
-    if apart is None:
+    if other_part is None:
         fraction = HOLD_OUT if split is None else split
         shown = labels_of_images(dataset)
         held = held_out(all_names(dataset), fraction, seed, str(found.labels), shown if method > 1 else None)
@@ -195,15 +195,15 @@ def _files(
         notes += [f"{what} (split {fraction}, seed {seed})", *_kept(dataset, shown, held, method)]
         train, valid = (DenseView(dataset, np.flatnonzero(rows), points=offset) for rows in (~held, held))
     else:
-        names = class_file_of(apart, val or data) or names
-        other = dataset if apart == found else open_found(apart, task, channels, names)
-        _check_alike(dataset, other, found.labels, apart.labels)
+        names = class_file_of(other_part, val or data) or names
+        other = dataset if other_part == found else open_found(other_part, task, channels, names)
+        _check_alike(dataset, other, found.labels, other_part.labels)
         train = DenseView(dataset, points=offset)
         valid = DenseView(other, classes=train.classes, others_ids=train.category_ids, points=offset)
     views = {"train": train, "val": valid}
-    places = {"train": found.labels, "val": (apart or found).labels}
-    told = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.source, "notes", ())]
-    notes += [*dict.fromkeys(told), *_missing(views, places, task, apart is not None)]
+    places = {"train": found.labels, "val": (other_part or found).labels}
+    own = [f"{places[key].name}: {note}" for key, view in views.items() for note in getattr(view.source, "notes", ())]
+    notes += [*dict.fromkeys(own), *_missing(views, places, task, other_part is not None)]
     listed = {key: _listed(view) for key, view in views.items()}
     lines = {key: [f"{view.name(i)}\t{len(listed[key][i])}" for i in range(len(view))] for key, view in views.items()}
     about: dict[str, Any] = dict(kind=found.kind, task=task, split=fraction, seed=seed)
@@ -302,19 +302,19 @@ def _listed(view: DenseView) -> list[list[int]]:
     return [renumbered.target(i)["labels"].tolist() for i in range(len(view))]
 
 
-def _missing(views: Parts, places: dict[str, Path], task: DenseTask, apart: bool) -> list[str]:
+def _missing(views: Parts, places: dict[str, Path], task: DenseTask, separate: bool) -> list[str]:
     """What cannot be learnt or judged for want of labels; an error if that is everything."""
     notes, names = [], views["train"].classes
     if len(names) < 2 and task == "segment":
         raise ValueError(f"{places['train']} has one class only, {names[0]!r}; segmentation needs two")
     for key, verb in (("train", "train on"), ("val", "validate on")):
         view, place = views[key], str(places[key])
-        if key == "train" and apart and isinstance(view.source, MaskFolder):
+        if key == "train" and separate and isinstance(view.source, MaskFolder):
             continue  # too many to read them all for a note
         shown = labels_of_images(view)
-        if isinstance(view.source, CocoPixels) and (key == "train" or apart) and not any(map(any, shown)):
+        if isinstance(view.source, CocoPixels) and (key == "train" or separate) and not any(map(any, shown)):
             raise ValueError(f"{place} has no objects to {verb}; expected annotations with masks in its images")
-        if key == "val" and not apart and not any(shown):
+        if key == "val" and not separate and not any(shown):
             what = "too few labelled images to hold some out, since training keeps one of each class"
             raise ValueError(f"{place} has {what}; {GIVE}")
         notes += without_labels(view, shown, verb, place)

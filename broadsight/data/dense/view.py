@@ -140,7 +140,7 @@ def labels_of_images(dataset: Any) -> list[list[int]]:
         return list(pool.map(lambda i: labels_shown(dataset, i), range(len(dataset))))
 
 
-def told_quickly(view: DenseView) -> bool:
+def labels_are_quick(view: DenseView) -> bool:
     """Whether the labels of images are known without drawing thousands of scenes."""
     return isinstance(_innermost(view), CocoDataset | MaskFolder) or len(view) <= 200
 

@@ -164,7 +164,7 @@ class CocoDataset(Dataset):
     def _read_annotations(self, annotations: Any, places: dict[Any, int]) -> None:
         """Check every annotation and keep its numbers in arrays; dicts of a million would be gigabytes."""
         numbers, points = array("d"), array("f")
-        self._pool, told, first = MaskPool(), Counter(), {}
+        self._pool, counts, first = MaskPool(), Counter(), {}
         for number, item in enumerate(annotations, 1):
             if not isinstance(item, dict):
                 raise ValueError(f"{self.annotations}: annotation number {number} is {str(item)[:40]}; expected a dict")
@@ -198,14 +198,14 @@ class CocoDataset(Dataset):
                 "boxes that reached out of their image clipped to it": kept and reach > 1,
             }
             for what in (what for what, is_so in facts.items() if is_so):
-                told[what] += 1
+                counts[what] += 1
                 first.setdefault(what, name)
             if kept:
                 numbers.extend((owner, label, bool(item.get("iscrowd")), area, *box, *whole))
                 points.extend(joints)
-        if told[NO_MASK] and not numbers:
+        if counts[NO_MASK] and not numbers:
             raise ValueError(f"{self.annotations} has no masks, only boxes; open it with masks=False")
-        self.notes = tuple(f"{what}: {count} (first: annotation {first[what]})" for what, count in told.items())
+        self.notes = tuple(f"{what}: {count} (first: annotation {first[what]})" for what, count in counts.items())
         table = np.array(numbers).reshape(-1, 12)
         self._labels, self._crowds = table[:, 1].astype(np.int32), table[:, 2].astype(np.int8)
         self._areas, self._boxes, self._labelled = (

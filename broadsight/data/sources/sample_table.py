@@ -60,9 +60,9 @@ def by_name(paths: Sequence[Path]) -> dict[str, list[Path]]:
     if len(paths) == 1:
         return {"all": list(paths)}
     groups: dict[str, list[Path]] = {}
-    apart = len({path.parent for path in paths}) > 1
+    folders_differ = len({path.parent for path in paths}) > 1
     for path in paths:
-        words = re.findall("[a-z]+", path.name.lower()) + [path.parent.name.lower()] * apart
+        words = re.findall("[a-z]+", path.name.lower()) + [path.parent.name.lower()] * folders_differ
         key = next(("train" if word in TRAIN else "val" for word in words if word in PARTS), "all")
         groups.setdefault(key, []).append(path)
     if "all" in groups and len(groups) > 1:
@@ -158,7 +158,7 @@ class Part:
     about: dict[str, Any] = field(default_factory=dict)  # what runs record of the source besides, as plain types
 
 
-# The parts that were found: "train", "val", or "all" where nothing is set apart for validation.
+# The parts that were found: "train", "val", or "all" where nothing is set folders_differ for validation.
 Parts = dict[str, Part]
 
 

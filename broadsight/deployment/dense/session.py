@@ -96,7 +96,7 @@ def _normalised(pixels: Tensor, said: dict[str, Any]) -> Tensor:
     return (pixels - mean) / std
 
 
-def apart(found: Found, expected: Found) -> dict[str, float]:
+def differences(found: Found, expected: Found) -> dict[str, float]:
     """How far two answers about one image are from each other: which part of the objects, keypoints or pixels is
     "differing" (an object has none of its label within a pixel and 0.01 of its score, a keypoint is not within a pixel,
     a pixel has another class), and how many "pixels" the corners or keypoints of the others are apart at most."""

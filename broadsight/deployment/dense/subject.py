@@ -16,7 +16,7 @@ from ...training.run_folder import RunFolder
 from ..session import Description, Session
 from ..subject import Subject, answers, provenance, spread, to_show
 from .raw import CELL, RawModel, check_exportable, raw_model
-from .session import apart, crops, find, whole_image
+from .session import crops, differences, find, whole_image
 
 NO_SIZE = 224  # pixels of scenes for a model that takes images as they come
 EXAMPLE_SIZE = 9 * CELL, 17 * CELL  # to capture for any size: no map of it has equal sides or one single cell
@@ -77,7 +77,7 @@ def of_dense(
     def findings(session: Session) -> dict[str, float]:
         """How far what an artefact finds in images is from what the model in torch does, decoded alike."""
         said = session.description
-        each = [apart(find(session, said, *one), find(model, said, *one)) for one in shown]
+        each = [differences(find(session, said, *one), find(model, said, *one)) for one in shown]
         differing, pixels = zip(*(one.values() for one in each), strict=True)
         return {"differing": float(np.mean(differing)), "pixels": float(np.max(pixels))}
 

@@ -48,10 +48,10 @@ def sources_of(classifier: Classifier, data: str | None, calibrate: str | None, 
     given, notes = None, ()
     if calibrate is not None:
         try:
-            found, told = find_images([calibrate])
+            found, notes = find_images([calibrate])
         except (FileNotFoundError, ValueError) as error:
             raise ValueError(f"--calibrate {calibrate}: {error}; give a folder of images") from None
-        given = Sources(found.in_channels(classifier.transforms.channels), calibrate, notes=tuple(told))
+        given = Sources(found.in_channels(classifier.transforms.channels), calibrate, notes=tuple(notes))
     own = classifier.run.get("broadsight", {}).get("settings", {}).get("data")
     if data is None and own is None:
         if given is None:

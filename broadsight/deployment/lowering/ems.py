@@ -59,14 +59,14 @@ class LoweredCMHSA(CMHSA):
         # Images and rows stay one dimension: with both, tensors would have more than the six that XNNPACK knows.
         weights = self.mix(self.dw(x)).view(B * rows, columns, self.heads, 9, 9).softmax(-1)
         padded = F.pad(value, [0, 0, 1, 2 * columns + 1 - w, 1, 2 * rows + 1 - h])
-        windows = threes(threes(padded, 1, rows), 3, columns)  # B rows 3 columns 3 C
+        windows = windows_of_three(windows_of_three(padded, 1, rows), 3, columns)  # B rows 3 columns 3 C
         windows = windows.view(B * rows, 3, columns, 3, self.heads, C // self.heads).permute(0, 2, 4, 1, 3, 5)
         mixed = weights @ windows.reshape(B * rows, columns, self.heads, 9, C // self.heads)
         if spare:  # windows around spare cells would reach back into the map
             inside = real_cells(rows, columns, (h - spare + 1) // 2, (w - spare + 1) // 2, x)
             mixed = mixed * inside.repeat(B, 1)[:, :, None, None, None].to(mixed.dtype)
         mixed = mixed.view(B * rows, columns, self.heads, 3, 3, C // self.heads).permute(0, 3, 1, 4, 2, 5)
-        mixed = add_threes(add_threes(mixed.reshape(B, rows, 3, columns, 3, C), 3), 1)
+        mixed = overlap_add(overlap_add(mixed.reshape(B, rows, 3, columns, 3, C), 3), 1)
         return crop_to(mixed, h, w, start=1)
 
 
@@ -133,7 +133,7 @@ def real_cells(h: int, w: int, rows: int, columns: int, like: Tensor) -> Tensor:
     return inside & (torch.arange(w, device=like.device) < columns)
 
 
-def threes(x: Tensor, axis: int, count: int) -> Tensor:
+def windows_of_three(x: Tensor, axis: int, count: int) -> Tensor:
     """Windows of three at stride two along an axis: (..., 2n + 2, ...) -> (..., n, 3, ...), with n = count."""
     if free(count):  # torch cannot prove that such a size splits into pairs
         before = [slice(None)] * axis
@@ -142,7 +142,7 @@ def threes(x: Tensor, axis: int, count: int) -> Tensor:
     return torch.cat([pairs.narrow(axis, 0, count), pairs.narrow(axis, 1, count).narrow(axis + 1, 0, 1)], axis + 1)
 
 
-def add_threes(parts: Tensor, axis: int) -> Tensor:
+def overlap_add(parts: Tensor, axis: int) -> Tensor:
     """As `coarse_attention.overlap_add`, with the pairs of places that it fills taken together."""
     behind = [0, 0] * (parts.ndim - axis - 2)
     pairs = F.pad(parts.narrow(axis + 1, 0, 2), [*behind, 0, 0, 0, 1])

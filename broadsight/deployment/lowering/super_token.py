@@ -24,7 +24,7 @@ class LoweredBlock(Block):
         mlp = block.mlp
         plain = (mlp, ChannelMlp), (mlp.fc1, nn.Linear), (mlp.fc2, nn.Linear), (mlp.act, nn.GELU)
         dw = isinstance(mlp.dw, nn.Identity) or untouched(mlp.dw, DepthwiseConv)
-        return not block.apart and dw and all(untouched(*pair) for pair in plain)
+        return not block.separate and dw and all(untouched(*pair) for pair in plain)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cpe(x)

@@ -25,11 +25,11 @@ class FoldedInteraction(nn.Module):
         weight = mixer.in_proj.weight.double()
         bias = torch.zeros_like(weight[:, 0]) if mixer.in_proj.bias is None else mixer.in_proj.bias.double()
         affine = torch.cat([weight, bias[:, None]], 1)  # C C+1: the input projection with its bias as a last column
-        still, near, wide = affine.split([half, quarter, quarter])
+        static_half, near, wide = affine.split([half, quarter, quarter])
         whiten = static.whiten.weight.double()
         expanded = local.expand.weight.double() @ near
-        self.whiten = _linear((whiten - whiten.mean(0, keepdim=True)) @ still, mixer)
-        self.gate = _linear(static.gate.weight.double() @ still, mixer)
+        self.whiten = _linear((whiten - whiten.mean(0, keepdim=True)) @ static_half, mixer)
+        self.gate = _linear(static.gate.weight.double() @ static_half, mixer)
         self.local_in = _linear(torch.cat([expanded, local.attn.value.weight.double() @ expanded]), mixer)
         self.global_in = _linear(far.attn.qkv.weight.double() @ far.expand.weight.double() @ wide, mixer)
         self.static, self.local, self.global_ = static, local, far

@@ -65,7 +65,7 @@ def test_by_hand():
     assert found == expected
     record = json.loads(json.dumps(found.record()))
     assert record["per_token"] == [[0.5, 0.0], [0.0, 0.5]] and record["variance"] == 0.25
-    assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "apart": 0.25}
+    assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "differing": 0.25}
     unlabelled = token_votes(Says(BY_HAND), numbered(2))
     groups = tuple(replace(group, bias=None) for group in found.per_group)
     assert unlabelled == replace(expected, bias=None, bias_error=None, token_error=None, per_group=groups)
@@ -118,10 +118,10 @@ def test_a_real_model(tokens):
         model.eval()
         answers, groups = model(x).argmax(-1), model.forward_groups(x, per_token=True)
     said = groups.per_token if tokens > 1 else groups.tokens[:, :, None]
-    apart = (said.argmax(-1) != answers[:, None, None]).double()
-    assert found.variance == pytest.approx(float(apart.mean()))
+    differing = (said.argmax(-1) != answers[:, None, None]).double()
+    assert found.variance == pytest.approx(float(differing.mean()))
     assert found.bias == float((answers != labels).double().mean())
-    assert [group.apart for group in found.per_group] == pytest.approx(apart.mean((0, 2)).tolist())
+    assert [group.differing for group in found.per_group] == pytest.approx(differing.mean((0, 2)).tolist())
     if tokens > 1:
         assert 0 < found.variance < 1
 

@@ -5,7 +5,7 @@ import torch
 from torchvision import tv_tensors
 
 from broadsight.data.dense.resolve import resolve_dense
-from broadsight.data.dense.view import CocoPixels, DenseView, labels_of_images, told_quickly, without_labels
+from broadsight.data.dense.view import CocoPixels, DenseView, labels_are_quick, labels_of_images, without_labels
 from broadsight.data.scenes import Scenes
 from broadsight.data.scenes.targets import SceneMasks
 from broadsight.data.sources.coco import CocoDataset
@@ -111,5 +111,5 @@ def test_labels__of_scenes_and_pixels_that_are_not_ignored(tmp_path):
     assert lost == "classes without pixels to evaluate on: sky, sun (of 3 classes)"
     assert alone.startswith("the images to evaluate on show sea alone, so mIoU and mAcc have no value")
     view = resolve_dense("scenes:12", "segment", scenes_size=32).val
-    assert told_quickly(view) and all(labels[0] == 0 and len(labels) > 1 for labels in labels_of_images(view))
-    assert not told_quickly(DenseView(view, [0] * 300))
+    assert labels_are_quick(view) and all(labels[0] == 0 and len(labels) > 1 for labels in labels_of_images(view))
+    assert not labels_are_quick(DenseView(view, [0] * 300))

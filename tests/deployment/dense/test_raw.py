@@ -11,7 +11,7 @@ from torch import nn
 
 from broadsight.deployment import Session, capture
 from broadsight.deployment.dense.raw import NotExportable, PoolToCells, RawDetector, SingleChannel, as_good, raw_model
-from broadsight.deployment.dense.session import apart, crops, find, predict_images, whole_image
+from broadsight.deployment.dense.session import crops, differences, find, predict_images, whole_image
 from tests.deployment.dense.models import HEADS, dense_run, description_of, in_torch, make_image, raw_find
 from tests.refusals import refused
 
@@ -131,9 +131,13 @@ def test_apart__counts_what_is_not_the_same():
     boxes = np.array([[0, 0, 9, 9], [5, 5, 20, 30]], np.float32)
     one = {"boxes": boxes, "labels": np.array([1, 2]), "scores": np.array([0.9, 0.8])}
     fewer, nothing = ({name: values[:count] for name, values in one.items()} for count in (1, 0))
-    assert apart(one, one) == apart(nothing, nothing) == {"differing": 0.0, "pixels": 0.0}
-    assert apart({**one, "boxes": boxes + 0.25}, one) == {"differing": 0.0, "pixels": 0.25}
-    assert apart(fewer, one) == {"differing": pytest.approx(1 / 3), "pixels": 0.0}
-    assert apart(nothing, one)["differing"] == apart({**one, "labels": np.array([2, 1])}, one)["differing"] == 1
+    assert differences(one, one) == differences(nothing, nothing) == {"differing": 0.0, "pixels": 0.0}
+    assert differences({**one, "boxes": boxes + 0.25}, one) == {"differing": 0.0, "pixels": 0.25}
+    assert differences(fewer, one) == {"differing": pytest.approx(1 / 3), "pixels": 0.0}
+    assert (
+        differences(nothing, one)["differing"]
+        == differences({**one, "labels": np.array([2, 1])}, one)["differing"]
+        == 1
+    )
     pixels = {"classes": np.zeros((4, 5))}
-    assert apart({"classes": np.eye(4, 5)}, pixels)["differing"] == pytest.approx(0.2)
+    assert differences({"classes": np.eye(4, 5)}, pixels)["differing"] == pytest.approx(0.2)

@@ -16,7 +16,7 @@ from broadsight.data.sources.mask_folders import read_indices
 from broadsight.deployment import Session, open_artefact
 from broadsight.deployment import run as exporting
 from broadsight.deployment.dense.raw import raw_model
-from broadsight.deployment.dense.session import apart, find, predict_images
+from broadsight.deployment.dense.session import differences, find, predict_images
 from broadsight.deployment.dense.subject import of_dense
 from broadsight.deployment.formats import FORMATS
 from broadsight.deployment.run import write_artefact
@@ -70,7 +70,7 @@ def assert_same_boxes(session: Session, images: list[Path], run: Path, folder: P
         corners[:, 2:] += corners[:, :2]
         labels = np.array([decoding["category_ids"].index(entry["category_id"]) + 1 for entry in entries])
         scores = np.array([entry["score"] for entry in entries])
-        there = apart(one, {"boxes": corners, "labels": labels, "scores": scores})
+        there = differences(one, {"boxes": corners, "labels": labels, "scores": scores})
         assert there["differing"] == 0 and there["pixels"] < 0.02
         np.testing.assert_allclose(np.sort(one["scores"]), np.sort(scores), atol=1e-4)
 
@@ -231,7 +231,7 @@ def exported(kind: str, format: str, folder: Path, *model: str) -> Session:
 def test_export__every_head(kind, format, tmp_path):
     session, raw = exported(kind, format, tmp_path), raw_model(dense_run(kind))
     for one in (make_image(), make_image(64, 64, seed=1), make_image(90, 133, seed=2), make_image(300, 20, seed=3)):
-        there = apart(predict_images(session, [one])[0], find(in_torch(raw), session.description, one))
+        there = differences(predict_images(session, [one])[0], find(in_torch(raw), session.description, one))
         assert there["differing"] < 0.01 and there["pixels"] < 0.01
 
 
