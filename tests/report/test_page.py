@@ -5,7 +5,6 @@ import io
 import json
 import re
 import time
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -194,7 +193,7 @@ def test_images__large_ones_are_shrunk_to_a_jpeg_and_tiny_ones_kept_exactly():
 
 def test_caption__first_of_several_lines_stands_out():
     image = CaptionedImage(Image.new("L", (2, 2)), "cat & dog\n97 %\nx.jpg", '"alt"')
-    several, none = (section("samples", samples=[one]) for one in (image, replace(image, caption="")))
+    several, none = (section("samples", samples=[one]) for one in (image, image._replace(caption="")))
     caption = several.find(".//figcaption")
     assert text(caption.find("strong")) == "cat & dog" and len(caption.findall("br")) == 2
     assert several.find(".//img").get("alt") == '"alt"' and none.find(".//strong") is None

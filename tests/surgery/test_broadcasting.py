@@ -222,7 +222,7 @@ def places_of(name: str, model: nn.Module, branch: str) -> list[tuple]:
     stages = [f"stages.{i}.blocks" for i in range(2 if name == "pvtv2" else 4)]
     for block in (block for key in lists.get(name, stages) for block in model.get_submodule(key)):
         if name.startswith("stvit"):
-            block.apart = True  # so that the branches give what they add
+            block.separate = True  # so that the branches give what they add
         if name == "mixer":
             attn.append((block.mlp_tokens, None, 1))
             mlp.append((block.mlp_channels, block.mlp_channels.fc2, -1))
@@ -381,8 +381,8 @@ def test_weights__new_ones_are_like_those_of_their_place(name, position):
 
 def test_weights__new_ones_of_a_place_without_any():
     """Behind an activation there is no weight to be like; the branch's are."""
-    mlp = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16), nn.Tanh())
     for device, dtype in (("cpu", torch.float64), ("meta", torch.float32)):
+        mlp = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16), nn.Tanh())
         model = add_context_broadcast(TokenModel(Residual(mlp)).to(device, dtype), "scaled")
         assert {(p.device.type, p.dtype) for p in model.parameters()} == {(device, dtype)}
 
@@ -545,7 +545,7 @@ def test_fuse_and_residual__refused_or_apart_only_where_context_comes_between():
     words = r"^folding LevitDistilled would lose its context broadcasting, which lies inside"
     refused(words, fuse, broadcast("levit_128s", "cb", "mlp", "mid"))  # timm replaces LeViT's layers by folded ones
     for branch, apart in (("mlp", False), ("attn", True)):
-        assert {stage.blocks[0].apart for stage in broadcast("stvit_plain", "cb", branch).stages} == {apart}
+        assert {stage.blocks[0].separate for stage in broadcast("stvit_plain", "cb", branch).stages} == {apart}
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -8,7 +8,7 @@ import pytest
 
 from broadsight.deployment import FORMATS, need, open_artefact
 from broadsight.deployment.int8.layers import COMPUTED, ENDLESS, SHALLOW, Calibrated, matching, moved, unique_names
-from tests.deployment.int8.models import LAYERS, Colours, Odd, colours_described, noise, written
+from tests.deployment.int8.models import LAYERS, Colours, Odd, noise, written
 from tests.refusals import refused
 
 INT8 = [name for name, form in FORMATS.items() if form.int8 and form.suffix]
@@ -72,7 +72,7 @@ def test_write__smaller_near_and_of_the_same_description_until_it_is_replaced(fo
     assert 0 < moved(session(noise(20))["logits"], before(noise(20))["logits"]) < 0.08
     sizes = [sum(path.with_suffix(suffix).stat().st_size for suffix in form.files) for path in (target, source)]
     assert sizes[0] < (0.4 if form.name == "onnx" else 0.75) * sizes[1]  # the .xml file is no smaller
-    form.describe(target, colours_described(quantised={"layers": 6}))
+    form.describe(target, replace(session.description, quantised={"layers": 6}))
     other = open_artefact(target, 1)
     assert other.description.quantised == {"layers": 6}
     np.testing.assert_array_equal(other(noise())["logits"], session(noise())["logits"])
