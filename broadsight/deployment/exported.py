@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from ..data.normalising import Normalise
 from ..errors import UsageError
-from ..options import ModelOptions
+from ..options import ModelOptions, flag
 from ..runs.classifier import Classifier
 from ..runs.opening import Run, open_asked
+from ..training.run_folder import is_run
 from .formats import FORMATS, open_artefact
 from .images import transforms_of
 from .session import Session
@@ -26,9 +27,8 @@ class ExportedModel(nn.Module):
     def __init__(self, session: Session):
         super().__init__()
         self.session = session
-        self.num_classes = (
-            len(session.description.classes or ()) or self(torch.zeros(1, *session.description.shape)).shape[1]
-        )
+        named = session.description.classes
+        self.num_classes = len(named) if named else self(torch.zeros(1, *session.description.shape)).shape[1]
 
     def forward(self, images: Tensor) -> Tensor:
         if images.requires_grad:
@@ -43,7 +43,7 @@ class ExportedClassifier(Classifier):
 
     @property
     def parameters(self) -> int:
-        return int(self.model.session.description.provenance.get("parameters", 0))  # ty: ignore
+        return self.model.session.description.provenance["parameters"]  # ty: ignore
 
 
 def is_exported(run: Run) -> bool:
@@ -51,7 +51,7 @@ def is_exported(run: Run) -> bool:
     if not isinstance(run, str | Path):
         return False
     path = Path(run)
-    page = path.is_dir() and (path / "index.html").is_file()
+    page = path.is_dir() and (path / "index.html").is_file() and not is_run(path)
     return page or (path.is_file() and any(form.owns(path) for form in FORMATS.values()))
 
 
@@ -64,6 +64,8 @@ def open_exported(path: str | Path, threads: int | None = None) -> ExportedClass
             f"{path} was exported for the task {description.task}; expected a classifier: ask it by "
             "broadsight.deployment.dense.session.predict_images, or give the run it was made from"
         )
+    if type(description.provenance.get("parameters")) is not int:
+        raise ValueError(f"{path} does not say how many parameters it has; export it again")
     transforms = transforms_of(description)
     normalise = Normalise(transforms.mean, transforms.std)
     model = ExportedModel(session).eval()
@@ -78,9 +80,7 @@ def open_any(request: ModelOptions, run: Run | None = None, **options: Any) -> A
     if run is None:
         for name in FIXED:
             if name in request.given:
-                raise UsageError(
-                    f"--{name.replace('_', '-')}: {named} is an exported file, which stays as it is; leave it out"
-                )
+                raise UsageError(f"{flag(name)}: {named} is an exported file, which stays as it is; leave it out")
     if getattr(request, "device", "auto") == "cuda":
         raise UsageError(f"--device cuda: {named} is an exported file, which runs on the CPU; leave it out")
-    return open_exported(named, getattr(request, "threads", None))
+    return open_exported(named, torch.get_num_threads())  # as many as the models that it is timed beside

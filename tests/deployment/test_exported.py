@@ -64,12 +64,19 @@ def test_open__by_what_the_file_says(tmp_path):
     (tmp_path / "folder").mkdir()
     for name in (tmp_path / "missing.pt2", tmp_path / "folder", "resnet18"):
         assert not is_exported(name)
-    unnamed = tiny.written("pt2", tmp_path, tiny.Tiny(), tiny.described(classes=None))
+    unnamed = tiny.written("pt2", tmp_path, tiny.Tiny(), tiny.described(classes=None, provenance={"parameters": 260}))
     classifier = open_exported(unnamed, threads=1)
     assert classifier.num_classes == 4 and classifier.classes == ("0", "1", "2", "3")
     images = torch.zeros(1, 3, 32, 32)
     torch.testing.assert_close(classifier.logits(images), tiny.Tiny().eval()(images))
     refused("gives no gradients", classifier.model, images.requires_grad_())
+    refused(
+        "how many parameters", open_exported, tiny.written("pt2", tmp_path / "folder", tiny.Tiny(), tiny.described())
+    )
+    (tmp_path / "run").mkdir()
+    for name in ("index.html", "config.json"):  # a run beside which somebody keeps a page
+        (tmp_path / "run" / name).write_text("{}")
+        assert is_exported(tmp_path / "run") == (name == "index.html")
     (tmp_path / "dense").mkdir()
     dense = tiny.written("pt2", tmp_path / "dense", tiny.Tiny(), tiny.described(task="detect"))
     refused("was exported for the task detect", open_exported, dense)
