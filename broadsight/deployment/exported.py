@@ -72,6 +72,12 @@ def open_exported(path: str | Path, threads: int | None = None) -> ExportedClass
     return ExportedClassifier(description.title, str(path), model, transforms, description.classes, normalise, {})
 
 
+def refuse_without_gradients(what: str, classifier: Classifier) -> None:
+    """Refuse what needs gradients of an exported classifier."""
+    if isinstance(classifier, ExportedClassifier):
+        raise UsageError(f"{what} needs gradients; {classifier.source} is an exported file without any: give a run")
+
+
 def open_any(request: ModelOptions, run: Run | None = None, **options: Any) -> Any:
     """What `open_asked` opens, or an exported file."""
     named: Any = getattr(request, "run", None) if run is None else run

@@ -20,6 +20,7 @@ from ..data.normalising import Normalise
 from ..data.scenes import Scenes
 from ..data.sources import Source
 from ..data.view import View
+from ..deployment.exported import refuse_without_gradients
 from ..errors import did_you_mean, first_line
 from ..explanation.gradcam import GradCam as GradCam
 from ..inspection.attention import watch_attention
@@ -143,7 +144,10 @@ def from_name(
     if name == "scenes":
         return SceneSaliency(source, classifier.transforms)
     if name in ("gradcam", "dino"):
-        return GradCam(classifier, kept) if name == "gradcam" else Dino(checkpoint=checkpoint)
+        if name == "dino":
+            return Dino(checkpoint=checkpoint)
+        refuse_without_gradients("--saliency gradcam", classifier)
+        return GradCam(classifier, kept)
     if ":" not in name:
         hint = f"{did_you_mean(name, NAMES)}choose {', '.join(NAMES)}"
         raise ValueError(f"unknown saliency {name!r}; {hint}, or your own as file.py:function or module:function")

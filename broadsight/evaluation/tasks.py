@@ -16,7 +16,7 @@ from ..data.sources.evaluation import Found, Which, open_part, same_data
 from ..data.sources.sample_table import some
 from ..data.stratify import METHOD
 from ..data.view import View, labels_of, sample
-from ..deployment.exported import ExportedClassifier, open_any
+from ..deployment.exported import open_any, refuse_without_gradients
 from ..errors import UsageError, refuse_idle, unknown
 from ..options import CLASSIFIERS
 from ..runs.classifier import Classifier
@@ -91,12 +91,9 @@ def open_classifiers(request: Request) -> list[Classifier]:
         if one.transforms.channels != channels:
             takes = f"{title} takes {one.transforms.channels} channels, {first.title} {channels}"
             raise ValueError(f"{takes}; side by side they need the same images")
-    saliency = "salient" in suites_of(request) and request.saliency == "gradcam"
-    needs = "--suite fgsm" if "fgsm" in suites_of(request) else "--saliency gradcam" if saliency else ""
-    if needs and (files := [one.source for one in opened.values() if isinstance(one, ExportedClassifier)]):
-        raise UsageError(
-            f"{needs} needs gradients; {files[0]} is an exported file without any: give the run it is from"
-        )
+    if "fgsm" in suites_of(request):
+        for one in opened.values():
+            refuse_without_gradients("--suite fgsm", one)
     return list(opened.values())
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 import broadsight
 from broadsight.cli.main import main
+from broadsight.data.scenes import CLASSES
 from broadsight.deployment.exported import is_exported, open_exported
 from tests.deployment import tiny
 from tests.refusals import refused
@@ -21,17 +22,18 @@ def made(tmp_path_factory):
     small = dict(model="test_resnet", epochs=1, size=32, batch=16, workers=0, report=False)
     run = broadsight.train("scenes:32", out=str(folder / "run"), **small)
     run.export("pt2", out=str(folder / "model.pt2"), rounds=0, compare=2)
-    (folder / "photos").mkdir()
-    for seed in range(3):
+    for seed, name in enumerate(CLASSES):
         pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "photos" / f"{seed}.png")
+        for place in (folder / "photos", folder / "classes" / name):
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(place / f"{seed}.png")
     return folder
 
 
 def test_predict_and_evaluate__as_the_run(made):
     file, run = str(made / "model.pt2"), str(made / "run")
     by_file, by_run = (broadsight.predict(one, [str(made / "photos")]) for one in (file, run))
-    assert len(by_file) == 3
+    assert len(by_file) == len(CLASSES)
     for mine, theirs in zip(by_file, by_run, strict=True):
         assert (mine.file, mine.classes) == (theirs.file, theirs.classes)
         assert mine.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
@@ -46,12 +48,13 @@ def test_predict_and_evaluate__as_the_run(made):
 def test_command_line__takes_files_where_it_can(made, capsys):
     file = str(made / "model.pt2")
     assert main(["predict", file, str(made / "photos"), "--csv"]) == 0
-    assert capsys.readouterr().out.count(".png,") == 3
+    assert capsys.readouterr().out.count(".png,") == len(CLASSES)
     for words, *command in (
         ("--size: .* is an exported file", "predict", file, str(made / "photos"), "--size", "64"),
         ("--pretrained: .* is an exported file", "predict", file, str(made / "photos"), "--no-pretrained"),
         ("give DATA", "eval", file),
         ("--suite fgsm needs gradients", "eval", file, "scenes:8", "--suite", "fgsm"),
+        ("--saliency gradcam needs gradients", "eval", file, str(made / "classes"), "--suite", "salient"),
         ("is a file; expected a run folder or a timm name", "explain", file),
         ("is a file; expected a run folder or a timm name", "export", file),
     ):
