@@ -37,7 +37,7 @@ class Request(ModelOptions, Views, Machine):
         of=(CLASSIFIERS,),
     )
     beside: tuple[str, ...] = option(
-        (), "further runs and timm names to compare, joined by commas; NAME@FILE brings its weights", of=(CLASSIFIERS,)
+        (), "runs, exported files and timm names beside it, joined by commas; NAME@FILE: its weights", of=(CLASSIFIERS,)
     )
     out: str | None = option(None, "folder for the result; without it a new one in evaluations/", metavar="DIR")
     part: Part = option("auto", "of DATA; auto: what is set apart to validate, or all", of=(NAMED_DATA,))
