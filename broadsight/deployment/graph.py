@@ -1,6 +1,7 @@
 """From a model to a program: what all formats are made of."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, cast
 
@@ -50,6 +51,24 @@ def why_one_size(model: nn.Module) -> str:
     return why if config.get("fixed_input_size") or resamples else ""
 
 
+@contextmanager
+def positions_kept() -> Iterator[None]:
+    """Let timm's models keep positions that fit the image: from 1.0.31 on they are resampled in every program, which not
+    all runtimes can. A function of timm's is replaced meanwhile, here alone."""
+    from timm.layers import pos_embed
+
+    positions: Any = pos_embed
+    asks = getattr(positions, "is_exporting", None)
+    if asks is None:  # an earlier timm
+        yield
+        return
+    positions.is_exporting = lambda: False
+    try:
+        yield
+    finally:
+        positions.is_exporting = asks
+
+
 def capture(
     model: nn.Module,
     shape: tuple[int, int, int],
@@ -67,7 +86,6 @@ def capture(
         any_size: Leave height and width open from LEAST_SIDE pixels on.
         single_cells: With any_size, allow for maps that have but one cell where images are small.
     """
-    from timm.layers import pos_embed
     from torch.fx.experimental import _config
 
     free: dict[int, Dim] = {0: Dim("batch", min=1, max=MOST_IMAGES)} if any_batch else {}
@@ -81,7 +99,7 @@ def capture(
     example = torch.zeros(2 if any_batch else 1, channels, height, width, dtype=dtype)
     single_cells = single_cells and any_size
     # Where torch would treat sizes of one unlike all others, it takes the way that is right for both.
-    positions, oblivious = cast(Any, pos_embed), cast(Any, _config).patch(backed_size_oblivious=single_cells)
+    oblivious = cast(Any, _config).patch(backed_size_oblivious=single_cells)
 
     def export(later: bool) -> ExportedProgram:
         """`later`: what torch cannot prove of the sides is asked when the program runs, which costs nothing."""
@@ -89,11 +107,7 @@ def capture(
         return torch.export.export(model, (example,), dynamic_shapes=(free or None,), **options)
 
     try:
-        with torch.no_grad(), quiet(), oblivious, ExitStack() as stack:
-            # From 1.0.31 on timm would resample positions even if they fit the image; not all runtimes know how.
-            if not any_size and hasattr(positions, "is_exporting"):
-                stack.callback(setattr, positions, "is_exporting", positions.is_exporting)
-                positions.is_exporting = lambda: False
+        with torch.no_grad(), quiet(), oblivious, nullcontext() if any_size else positions_kept():
             try:
                 return export(later=single_cells)
             except UserError as error:

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from broadsight.deployment.graph import capture, prepare, why_one_size
+from broadsight.deployment.graph import capture, positions_kept, prepare, why_one_size
 from tests.compare import randomize
 from tests.deployment.tiny import Tiny
 from tests.refusals import refused
@@ -35,6 +35,16 @@ def test_prepare__lowers_a_copy_and_leaves_the_model_alone():
     assert torch.equal(model(images), before) and [type(module) for module in model.modules()] == kinds
     assert {"LoweredBlock", "LoweredSuperTokenAttention"} <= {type(module).__name__ for module in made.modules()}
     assert not made.training
+
+
+def test_positions_kept__gives_timms_function_back_whatever_happens():
+    from timm.layers import pos_embed
+
+    before = pos_embed.is_exporting
+    with pytest.raises(KeyError), positions_kept():
+        assert pos_embed.is_exporting is not before and not pos_embed.is_exporting()
+        raise KeyError
+    assert pos_embed.is_exporting is before
 
 
 def test_capture__says_why_not():
