@@ -11,6 +11,7 @@ from torch.export import Dim
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 from broadsight.deployment import capture, prepare
+from broadsight.deployment.formats.onnx import session_of, to_onnx
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from tests.compare import assert_all_close, assert_close, outputs_and_gradients, randomize
 from tests.zoo import KINDS, shallow
@@ -21,6 +22,14 @@ SMALL = {
     "emsnet": lambda: EMSNet((16, 24, 32, 64), (1, 1, 1, 1)),
     "mat": lambda: MAT(16, (1, 1, 1, 1), (2, 4), hidden=24),
     "partialformer": lambda: PartialFormer(16, (1, 1, 1, 1), (1, 2, 2, 4), hidden=24),
+}
+
+
+# The other reading of the families that have two, for what may tell them apart: gradients, compilers, runtimes.
+EQUATIONS = {
+    "stvit": lambda: STViT((16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2), **STVIT, reading="equations"),
+    "mat": lambda: MAT(16, (1, 1, 1, 1), (2, 4), hidden=24, reading="equations"),
+    "partialformer": lambda: PartialFormer(16, (1, 1, 1, 1), (1, 2, 2, 4), hidden=24, reading="equations"),
 }
 
 
@@ -143,6 +152,40 @@ def test_onnx__gives_the_same_numbers(model, tmp_path):
         (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         with torch.no_grad():
             assert_close(torch.from_numpy(got), model(x), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("reading", [pytest.param("fitted", marks=pytest.mark.slow), "equations"])
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_readings__learn_for_ten_steps_and_run_in_onnx(name, reading):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    torch.manual_seed(0)
+    model = (SMALL if reading == "fitted" else EQUATIONS)[name]()
+    model.reset_classifier(4)
+    x, labels = images(16, 3, 96, 128).float(), torch.arange(16) % 4
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(10):
+        loss = nn.functional.cross_entropy(model.train()(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == []
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    program = capture(prepare(model.eval()), (3, 96, 128))
+    session = session_of(to_onnx(program, ["logits"]).SerializeToString(), threads=1)
+    (got,) = session.run(None, {session.get_inputs()[0].name: x[:3].numpy()})
+    with torch.no_grad():
+        assert_close(torch.from_numpy(got), model(x[:3]), tolerance=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_readings__compile_in_one_graph(name):
+    model = randomize(EQUATIONS[name]()).double().train()
+    model.reset_classifier(5)
+    assert_compiles(model, images(2, 3, 72, 80), 1e-9, backend="aot_eager")
 
 
 def fx_arguments() -> dict:

@@ -6,7 +6,7 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from .any_size import join_cells, join_heads, pad_to, split_cells, split_heads
-from .checks import check_divides
+from .checks import check_divides, check_reading
 
 
 @register_notrace_module
@@ -20,19 +20,32 @@ class AbstractTokenAttention(nn.Module):
     Args:
         dim, heads, window: Channels; heads of all three attentions; side of a window in pixels.
         mixing: False leaves the abstract tokens out: plain window attention.
-        token_is_key: The abstract token is also a key and a value of its window.
-        token_projected: The abstract token passes through the query, key and value projections like a pixel.
+        reading: "fitted": the abstract token is a query alone, learned in the space of the queries; "equations": it joins
+            the pixels of its window before the projection, so that w*w + 1 tokens attend to w*w + 1 (Eq. 4.2).
+        token_is_key: The abstract token is also a key and a value of its window; None: as the reading has it.
+        token_projected: The abstract token passes through the query, key and value projections like a pixel; likewise.
     """
 
     def __init__(
-        self, dim: int, heads: int, window: int = 7, *, mixing=True, token_is_key=False, token_projected=False
+        self,
+        dim: int,
+        heads: int,
+        window: int = 7,
+        *,
+        mixing: bool = True,
+        reading: str = "fitted",
+        token_is_key: bool | None = None,
+        token_projected: bool | None = None,
     ):
         super().__init__()
         check_divides("dim", dim, "heads", heads)
+        check_reading(reading)
         if window < 1:
             raise ValueError(f"window={window} is not a side of at least 1 pixel")
         self.dim, self.heads, self.window, self.mixing = dim, heads, window, mixing
-        self.token_is_key, self.token_projected = token_is_key, token_projected
+        merged = reading == "equations"
+        self.token_is_key = merged if token_is_key is None else token_is_key
+        self.token_projected = merged if token_projected is None else token_projected
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         if mixing:
             self.token = nn.Parameter(torch.zeros(heads, 1, dim // heads))

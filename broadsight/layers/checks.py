@@ -3,6 +3,11 @@
 from timm.layers import register_notrace_function
 from torch import Tensor
 
+from ..errors import check_choice
+
+# Where a paper's printed equations and its printed sizes, or its released code, part: which of the two is built.
+READINGS = ("fitted", "equations")
+
 
 @register_notrace_function
 def check_images(x: Tensor, in_chans: int) -> None:
@@ -13,6 +18,11 @@ def check_images(x: Tensor, in_chans: int) -> None:
         raise ValueError(f"images are {x.shape[2]}x{x.shape[3]} pixels; height and width must be at least 1")
     if x.shape[0] == 0:
         raise ValueError("the batch holds no image; expected at least one")
+
+
+def check_reading(reading: str) -> None:
+    """Expects one of the READINGS."""
+    check_choice("reading", reading, READINGS)
 
 
 def check_divides(what: str, number: int, argument: str, parts: int) -> None:

@@ -19,23 +19,26 @@ def to_cells(x: Tensor, cell: tuple[int, int]) -> Tensor:
     return split_cells(x, cell[0], cell[1]).flatten(3, 4).flatten(0, 2)
 
 
-def sample(cells: Tensor, grid: tuple[int, int, int], iterations: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Associate pixels with super tokens and average them. No gradient reaches shares and mass.
+def sample(
+    cells: Tensor, grid: tuple[int, int, int], iterations: int, scale: float, constant: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Associate pixels with super tokens and average them. No gradient reaches shares and mass if they are `constant`.
 
     cells (B*p*q, P, C), grid (B, p, q) -> tokens (B, p, q, C), the share (B*p*q, 9, P) of each pixel in its nine super
     tokens (the nine first, for a soft-max over contiguous pixels), and the mass (B, p, q, 1) that each holds.
     """
-    constant = cells.detach()
-    tokens = constant.mean(1).unflatten(0, grid)
+    associated = cells.detach() if constant else cells
+    tokens = associated.mean(1).unflatten(0, grid)
     share, mass = cells, tokens
     for i in range(iterations):
-        logits = torch.bmm(neighbours(tokens.detach() * scale), constant.transpose(1, 2))  # B*p*q 9 P
+        around = neighbours((tokens.detach() if constant else tokens) * scale)
+        logits = torch.bmm(around, associated.transpose(1, 2))  # B*p*q 9 P
         # Half precision would lose the small shares, and the guard below would vanish in float16.
         weights = (logits if logits.dtype == torch.float64 else logits.float()).softmax(1)
         share = weights.to(cells.dtype)
-        sums = torch.bmm(share, cells if i == iterations - 1 else constant)  # B*p*q 9 C
+        sums = torch.bmm(share, cells if i == iterations - 1 else associated)  # B*p*q 9 C
         folded = fold(torch.cat([sums.to(weights.dtype), weights.sum(2, keepdim=True)], 2), grid)  # B p q C+1
-        mass = folded[..., -1:].detach() + 1e-12
+        mass = (folded[..., -1:].detach() if constant else folded[..., -1:]) + 1e-12
         tokens = (folded[..., :-1] / mass).to(cells.dtype)
     return tokens, share, mass
 

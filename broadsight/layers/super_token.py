@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .checks import check_divides
+from .checks import check_divides, check_reading
 from .kernels.dispatch import accelerated, untouched
-from .kernels.super_token import linear_sampling
+from .kernels.super_token import is_linear, linear_sampling
 from .sampling import autocast, grid_of, sample, spread, to_cells
 
 
@@ -25,6 +25,8 @@ class SuperTokenAttention(nn.Module):
         iterations: How often the association is refined.
         qkv_bias: Bias of the query, key and value projections.
         relative_grid: (height, width) of the grid that a relative position bias is learned for; others resize it.
+        reading: "fitted", as released: the association is constant to the gradient; "equations": it is differentiated,
+            as Algorithm 1 reads. Values are equal.
     """
 
     def __init__(
@@ -35,21 +37,23 @@ class SuperTokenAttention(nn.Module):
         iterations: int = 1,
         qkv_bias: bool = True,
         relative_grid: tuple[int, int] | None = None,
+        reading: str = "fitted",
     ):
         super().__init__()
         cell = (cell, cell) if isinstance(cell, int) else tuple(cell)
         check_divides("dim", dim, "heads", heads)
+        check_reading(reading)
         if len(cell) != 2 or min(cell) < 1:
             raise ValueError(f"cell={cell} is not a side or (height, width) of at least 1 pixel")
         if iterations < 1:
             raise ValueError(f"iterations={iterations} leaves no association; choose 1 or more")
-        self.cell, self.heads, self.iterations = (cell[0], cell[1]), heads, iterations
+        self.cell, self.heads, self.iterations, self.reading = (cell[0], cell[1]), heads, iterations, reading
         self.by_head = True  # rows of the projection are ordered per head as [q | k | v], as in the release
         self.scale = dim**-0.5  # of the association, which is not split into heads: all channels count
         self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=qkv_bias), nn.Linear(dim, dim)
         self.position = None if relative_grid is None else RelativePositionBias(heads, relative_grid)
 
-    @accelerated(linear_sampling, lambda attention, x, residual=None: attention.cell != (1, 1))
+    @accelerated(linear_sampling, is_linear)
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns residual + attention(x)."""
         channels_first = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
@@ -57,7 +61,8 @@ class SuperTokenAttention(nn.Module):
             y = self.attend(x.permute(0, 2, 3, 1))
         else:
             cells = to_cells(autocast(x), self.cell)
-            tokens, share, _ = sample(cells, grid_of(x, self.cell), self.iterations, self.scale)
+            grid, constant = grid_of(x, self.cell), self.reading == "fitted"
+            tokens, share, _ = sample(cells, grid, self.iterations, self.scale, constant)
             y = spread(self.attend(tokens), share, self.cell, (x.shape[2], x.shape[3]))
         y = y.permute(0, 3, 1, 2).contiguous() if channels_first else y.permute(0, 3, 1, 2)
         return y if residual is None else residual + y

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import AbstractTokenAttention, BilinearPatchEmbed, ChannelMlp, DepthwiseConv
+from ..layers.checks import check_reading
 from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages
 
 
@@ -23,7 +24,7 @@ class MAT(StagedBackbone):
         mixer: "mat", "window" attention without abstract tokens, or "none" anywhere.
         embed: Down-sampling between stages: "bilinear" samples, a 3x3 "conv", or "merge" of 2x2 patches.
         mlp_conv: A depth-wise convolution in every MLP; by default wherever there is a mixer at all.
-        token_is_key, token_projected, window: See AbstractTokenAttention.
+        reading, token_is_key, token_projected, window: See AbstractTokenAttention.
         mlp_ratio: Hidden over outer channels of the MLPs.
         hidden: Width of the classifier's hidden layer.
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
@@ -39,8 +40,9 @@ class MAT(StagedBackbone):
         mixer: str = "mat",
         embed: str = "bilinear",
         mlp_conv: bool | None = None,
-        token_is_key: bool = False,
-        token_projected: bool = False,
+        reading: str = "fitted",
+        token_is_key: bool | None = None,
+        token_projected: bool | None = None,
         mlp_ratio: float = 4.0,
         window: int = 7,
         hidden: int = 1280,
@@ -58,7 +60,9 @@ class MAT(StagedBackbone):
             raise ValueError(f"dim={dim} is odd; the stem starts with half of it")
         mlp_conv = mixer != "none" if mlp_conv is None else mlp_conv
         dims = [dim * 2**i for i in range(4)]
-        switches = dict(mixing=mixer == "mat", token_is_key=token_is_key, token_projected=token_projected)
+        check_reading(reading)
+        switches: dict[str, Any] = dict(mixing=mixer == "mat", reading=reading)
+        switches |= dict(token_is_key=token_is_key, token_projected=token_projected)
 
         def block(i: int, drop_path: float) -> Block:
             mixes = mixer != "none" and i + 1 in mixer_stages

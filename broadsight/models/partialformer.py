@@ -6,12 +6,14 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm2d, register_notrace_function
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, PartialAttention
+from ..layers.checks import check_reading
 from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages
 
 GRID_224 = (3136, 784, 196, 49)  # tokens of each stage of a 224-pixel image
@@ -27,6 +29,8 @@ class PartialFormer(StagedBackbone):
         foreground: Foreground tokens of each stage: a count at 224 pixels, which grows with the map, or a fraction of
             the tokens, as a float below 1 or a Fraction.
         foreground_fixed: The counts do not grow with the map.
+        reading: Where the score that picks the foreground is taken: "fitted", before the norm; "equations", from the
+            attention's input, as Eq. 5.4 reads; see `saliency` and `normed_saliency`.
         foreground_limit, background_required, background_identity, project_all, head_expansion: See PartialAttention.
         channel_hidden: Width inside the background's MLP, or one a stage; by default 1/32 of the channels, at least 4.
         peg_kernel: Side of the position convolution.
@@ -44,6 +48,7 @@ class PartialFormer(StagedBackbone):
         depths: Sizes,
         heads: Sizes,
         foreground: Sequence[int | float | Fraction] = (39, 16, 16, 17),
+        reading: str = "fitted",
         foreground_fixed: bool = False,
         foreground_limit: int | None = None,
         background_required: bool = True,
@@ -63,6 +68,7 @@ class PartialFormer(StagedBackbone):
         **common,
     ):
         check_choice("stem", stem, ("conv3", "conv2", "patch7"))
+        check_reading(reading)
         if dim % 2:
             raise ValueError(f"dim={dim} is odd; the stem starts with half of it")
         if peg_kernel % 2 == 0:
@@ -77,7 +83,7 @@ class PartialFormer(StagedBackbone):
             share = _share(foreground[i], 0 if foreground_fixed else GRID_224[i])
             attn = PartialAttention(dims[i], heads[i], share, channel_hidden=hiddens[i], **switches)
             mlp = ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="before" if mlp_conv else "none")
-            return Block(attn, mlp, dims[i], peg_kernel, drop_path)
+            return Block(attn, mlp, dims[i], peg_kernel, drop_path, reading)
 
         def downsample(i: int) -> ConvNorm:
             return ConvNorm(dims[i - 1], dims[i], norm2d(dims[i]))
@@ -104,8 +110,9 @@ class PartialFormer(StagedBackbone):
 class Block(nn.Module):
     """Position, partial attention, MLP, each residual. (B, H, W, C) -> (B, H, W, C)."""
 
-    def __init__(self, attn: nn.Module, mlp: nn.Module, dim: int, peg_kernel: int, drop_path: float):
+    def __init__(self, attn: nn.Module, mlp: nn.Module, dim: int, peg_kernel: int, drop_path: float, reading: str):
         super().__init__()
+        self.reading = reading
         self.peg = DepthwiseConv(dim, peg_kernel, residual=True)
         self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), attn
         self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), mlp
@@ -113,7 +120,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.peg(x)
-        y = self.attn(self.norm1(x).flatten(1, 2), saliency(x))
+        scores = saliency(x) if self.reading == "fitted" else normed_saliency(x, self.norm1)
+        y = self.attn(self.norm1(x).flatten(1, 2), scores)
         x = x + self.drop_path(y.view(x.shape))
         normed = self.norm2(x)
         return x + self.drop_path(self.mlp(normed)) if drops(self.drop_path) else self.mlp(normed, x)
@@ -123,10 +131,25 @@ class Block(nn.Module):
 def saliency(x: Tensor) -> Tensor:
     """The score that picks the foreground: the channel mean. (B, H, W, C) -> (B, H*W), without gradient.
 
-    Taken before the norm, after which it is zero but for rounding; in single precision at least: half precision ties.
+    In single precision at least: half precision ties.
     """
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.detach().mean(-1, dtype=wide).flatten(1)
+    return x.detach().mean(-1, dtype=_wide(x)).flatten(1)
+
+
+@register_notrace_function
+def normed_saliency(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """The channel mean of norm(x). (B, H, W, C) -> (B, H*W), without gradient.
+
+    What is normed adds up to zero, so that the mean comes from the differences of the norm's weights alone, and is
+    computed from these: as they begin, all equal, every score is exactly equal, where a sum would give rounding errors.
+    """
+    normed = F.layer_norm(x.detach().to(_wide(x)), x.shape[-1:], eps=norm.eps)
+    weight, bias = norm.weight.detach().to(normed.dtype), norm.bias.detach().to(normed.dtype)
+    return (normed @ ((weight - weight.mean()) / len(weight)) + bias.mean()).flatten(1)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def make_stem(kind: str, in_chans: int, dim: int) -> ConvStem:

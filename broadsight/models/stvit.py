@@ -30,6 +30,7 @@ class STViT(StagedBackbone):
         position: "conv", a depth-wise convolution in every block; "relative", a bias learned for 224-pixel images and
             resized for others; or "none".
         ffn: "conv", a channel MLP with a depth-wise convolution; "plain" without.
+        reading: See SuperTokenAttention.
         common: num_classes, in_chans, global_pool, drop_rate; anything else is refused.
     """
 
@@ -48,6 +49,7 @@ class STViT(StagedBackbone):
         stem: str = "conv",
         position: str = "conv",
         ffn: str = "conv",
+        reading: str = "fitted",
         in_chans: int = 3,
         **common,
     ):
@@ -59,7 +61,7 @@ class STViT(StagedBackbone):
             cell, side = cells[i], 56 // 2**i  # of the map of a 224-pixel image
             h, w = (cell, cell) if isinstance(cell, int) else cell
             grid = (-(-side // h), -(-side // w)) if position == "relative" else None
-            attn = SuperTokenAttention(dims[i], cell, heads[i], iterations[i], qkv_bias, grid)
+            attn = SuperTokenAttention(dims[i], cell, heads[i], iterations[i], qkv_bias, grid, reading)
             mlp = ChannelMlp(dims[i], int(dims[i] * mlp_ratio), depthwise="after" if ffn == "conv" else "none")
             return Block(attn, mlp, dims[i], layer_scale[i], drop_path, cpe=position == "conv")
 

@@ -23,6 +23,20 @@ def test_forward__agrees_with_the_slow_reference_in_value_and_gradient(size, tok
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_reading__of_the_equations_merges_the_token_with_the_pixels_of_each_window(size):
+    """Eq. 4.2 word by word: w*w + 1 tokens are projected together, and attend to each other."""
+    ours = randomize(AbstractTokenAttention(6, 2, reading="equations").double())
+    x = torch.randn(2, *size, 6, dtype=torch.float64)
+    assert_same_function(ours, reference.MergedAttention(6, 2).double(), x, tolerance=1e-10)
+    assert ours.token_is_key and ours.token_projected
+    fitted = AbstractTokenAttention(6, 2).double()
+    fitted.load_state_dict(ours.state_dict())
+    assert (fitted(x) - ours(x)).abs().max() > 1e-3
+    one = AbstractTokenAttention(6, 2, reading="equations", token_is_key=False)
+    assert (one.token_is_key, one.token_projected) == (False, True)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_forward__without_mixing_is_plain_window_attention(size):
     ours = randomize(AbstractTokenAttention(6, 3, mixing=False).double())
     assert {name.split(".")[0] for name, _ in ours.named_parameters()} == {"qkv", "proj"}
@@ -57,6 +71,7 @@ def test_forward__padding_does_not_matter_where_it_would_draw_all_attention(toke
         (dict(dim=10, heads=3), "dim=10 does not split into heads=3; choose a divisor of 10"),
         (dict(dim=10, heads=0), "dim=10 does not split into heads=0"),
         (dict(dim=8, heads=2, window=0), "window=0 is not a side of at least 1 pixel"),
+        (dict(dim=8, heads=2, reading="fited"), "unknown reading 'fited'; did you mean 'fitted'"),
     ],
 )
 def test_wrong_arguments__are_refused(arguments, words):

@@ -13,6 +13,7 @@ from tests.reference import stvit as reference
 from tests.refusals import refused
 
 
+@pytest.mark.parametrize("reading", ["fitted", "equations"])
 @pytest.mark.parametrize(
     ("cell", "heads", "iterations", "qkv_bias", "size"),
     [
@@ -23,10 +24,26 @@ from tests.refusals import refused
         ((1, 1), 6, 1, False, (4, 3)),
     ],
 )
-def test_agrees_with_the_slow_reference_in_value_and_gradient(cell, heads, iterations, qkv_bias, size):
+def test_agrees_with_the_slow_reference_in_value_and_gradient(cell, heads, iterations, qkv_bias, size, reading):
     arguments = 12, cell, heads, iterations, qkv_bias
-    ours, slow = SuperTokenAttention(*arguments).double(), reference.Attention(*arguments).double()
+    ours = SuperTokenAttention(*arguments, reading=reading).double()
+    slow = reference.Attention(*arguments, differentiated=reading == "equations").double()
     assert_same_function(ours, slow, torch.randn(2, 12, *size, dtype=torch.float64), tolerance=1e-10)
+
+
+def test_reading__changes_the_gradient_alone():
+    layers = [SuperTokenAttention(8, 2, 2, reading=reading).double() for reading in ("fitted", "equations")]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(1, 8, 5, 6, dtype=torch.float64)
+    outputs, gradients = [], []
+    for layer in layers:
+        image = x.clone().requires_grad_()
+        outputs.append(layer(image))
+        gradients += torch.autograd.grad(outputs[-1].square().sum(), image)
+    torch.testing.assert_close(*outputs)
+    assert (gradients[0] - gradients[1]).norm() > 1e-3 * gradients[0].norm()
+    torch.autograd.gradcheck(layers[1], x.requires_grad_(), nondet_tol=0.0)  # nothing of it is constant
+    refused("unknown reading 'equation'; did you mean 'equations'", SuperTokenAttention, 8, 2, 2, reading="equation")
 
 
 @pytest.mark.parametrize("name", ["a", "iter2", "single"])

@@ -28,13 +28,14 @@ SWITCHES = {
     "token is key": (dict(token_is_key=True), dict()),
     "token is projected": (dict(token_projected=True), dict()),
     "token is key and projected": (dict(token_is_key=True, token_projected=True), dict()),
+    "equations": (dict(reading="equations"), dict(token_is_key=True, token_projected=True)),
     "one channel": (dict(in_chans=1), dict()),
 }
 
 
 def pair(switch: str) -> tuple[MAT, reference.MAT]:
     mine, theirs = SWITCHES[switch]
-    shared = {key: value for key, value in mine.items() if key != "mlp_conv"}
+    shared = {key: value for key, value in mine.items() if key not in ("mlp_conv", "reading")}
     return randomize(MAT(**SMALL, **mine).double()), reference.MAT(**SMALL, **shared, **theirs).double()
 
 

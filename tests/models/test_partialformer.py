@@ -7,7 +7,7 @@ import timm
 import torch
 
 from broadsight.models import PartialFormer
-from broadsight.models.partialformer import saliency
+from broadsight.models.partialformer import normed_saliency, saliency
 from broadsight.papers.macs import PRODUCTS, count
 from tests.compare import assert_bfloat16, assert_close, assert_same_model, assert_trains_alike, parameters, randomize
 from tests.reference import partialformer as reference
@@ -37,6 +37,7 @@ SWITCHES = {
         dict(foreground=(Fraction(1, 80), 0.04, 0.25, Fraction(1, 3))),
         dict(foreground=(Fraction(3136, 80), Fraction(784, 25), 49, Fraction(49, 3))),
     ),
+    "equations": dict(reading="equations"),
     "one channel": dict(in_chans=1),
 }
 
@@ -77,6 +78,31 @@ def test_saliency__is_the_channel_mean_in_single_precision_without_gradient():
     narrow = x.detach().bfloat16()
     torch.testing.assert_close(saliency(narrow), narrow.float().sum(-1).view(2, 12) / 6, rtol=1e-6, atol=1e-6)
     assert saliency(x.double()).dtype == torch.float64
+
+
+def test_normed_saliency__is_the_channel_mean_after_the_norm_without_rounding():
+    x, norm = torch.randn(2, 3, 4, 6) + 5, torch.nn.LayerNorm(6, eps=1e-6)
+    assert not normed_saliency(x, norm).any()  # exactly: as it begins, the norm leaves no mean
+    assert not torch.equal(norm(x).mean(-1), torch.zeros(2, 3, 4))  # where its sum has rounding errors
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    scores = normed_saliency(x.requires_grad_(), norm)
+    assert scores.shape == (2, 12) and not scores.requires_grad and scores.std() > 0.1
+    torch.testing.assert_close(scores, norm(x).mean(-1).flatten(1).detach(), rtol=1e-5, atol=1e-5)
+    assert normed_saliency(x.bfloat16(), norm.bfloat16()).dtype == torch.float32
+
+
+def test_reading__of_the_equations_begins_with_the_first_tokens_and_learns_to_choose():
+    model = PartialFormer(**SMALL, reading="equations")
+    norm = model.stages[0].blocks[0].norm1
+    x = torch.randn(1, 16, 16, 8)
+    assert not normed_saliency(x, norm).any()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(5):
+        model(torch.randn(4, 3, 64, 64)).square().mean().backward()
+        optimizer.step()
+    assert normed_saliency(x, norm).std() > 1e-5
+    refused("unknown reading 'equatoins'; did you mean 'equations'", PartialFormer, **SMALL, reading="equatoins")
 
 
 # Name: parameters, parameters as a dense backbone, of the blocks of each stage, and MACs at 224 pixels.

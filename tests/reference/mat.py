@@ -109,11 +109,29 @@ class MATAttention(WindowAttention):
             out = attention(torch.cat([q, tq], dim=2), k, v)
             local[:, rows, cols] = out[:, :-1].view_as(x[:, rows, cols])
             summaries.append(out[:, -1:])
+        return self.fuse(x, local, summaries)
+
+    def fuse(self, x: Tensor, local: Tensor, summaries: list[Tensor]) -> Tensor:
+        """Mix the summaries, each (B, 1, C), and let every pixel attend to all of them."""
         q, k, v = (self.split(t) for t in self.mix_qkv(torch.cat(summaries, dim=1)).chunk(3, dim=2))
         mixed = self.mix_proj(attention(q, k, v))
         k, v = (self.split(t) for t in self.fuse_kv(mixed).chunk(2, dim=2))
         q = self.split(self.qkv(x).chunk(3, dim=3)[0])
         return self.proj(local + attention(q, k, v).view_as(x))
+
+
+class MergedAttention(MATAttention):
+    """The same with the token merged into each window before the projection, as Eq. 4.1 and 4.2 are printed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        local, summaries = torch.zeros_like(x), []
+        for rows, cols in self.windows(x):
+            pixels = x[:, rows, cols].flatten(1, 2)  # B P C
+            merged = torch.cat([pixels, self.token.reshape(1, 1, -1).expand(len(x), -1, -1)], dim=1)
+            out = attention(*(self.split(t) for t in self.qkv(merged).chunk(3, dim=2)))
+            local[:, rows, cols] = out[:, :-1].view_as(x[:, rows, cols])
+            summaries.append(out[:, -1:])
+        return self.fuse(x, local, summaries)
 
 
 class Block(nn.Module):

@@ -93,17 +93,16 @@ class PartialAttention(nn.Module):
 class Block(nn.Module):
     """`count` gives the number of foreground tokens for that of all."""
 
-    def __init__(self, dim: int, attn: nn.Module, count: Callable[[int], int], peg_kernel: int, mlp_dw: bool):
+    def __init__(self, dim, attn: nn.Module, count: Callable[[int], int], peg_kernel, mlp_dw, normed_score: bool):
         super().__init__()
-        self.count = count
+        self.count, self.normed_score = count, normed_score
         self.peg = conv(dim, dim, peg_kernel, groups=dim)
         self.norm1, self.attn = MapNorm(dim), attn
         self.norm2, self.mlp = MapNorm(dim), MLP(dim, 4 * dim, mlp_dw)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.peg(x)
-        # Taken before the norm, whose output has a channel mean of zero
-        score = x.flatten(2).mean(1)
+        score = (self.norm1(x) if self.normed_score else x).flatten(2).mean(1)
         attended = self.attn(self.norm1(x).flatten(2).mT, score, self.count(score.shape[1]))
         x = x + attended.transpose(1, 2).view(x.shape)
         return x + self.mlp(self.norm2(x))
@@ -129,6 +128,7 @@ class PartialFormer(Model):
         foreground_fixed: bool = False,
         foreground_uncapped: bool = False,
         foreground_cap: int | None = None,
+        reading: str = "fitted",
         **switches: Any,
     ):
         dims = [dim * 2**i for i in range(4)]
@@ -138,7 +138,7 @@ class PartialFormer(Model):
         for i, width in enumerate(dims):
             count = partial(foreground_count, n=foreground[i], reference=REFERENCE_TOKENS[i], **limits)
             attend = partial(PartialAttention, width, heads[i], channel_hidden=hidden[i], **switches)
-            blocks = [Block(width, attend(), count, peg_kernel, mlp_dw) for _ in range(depths[i])]
+            blocks = [Block(width, attend(), count, peg_kernel, mlp_dw, reading == "equations") for _ in range(depths[i])]
             stages.append(Stage(Downsample(dims[i - 1], width, MapNorm) if i else None, blocks))
         half = dim // 2
         first = conv(in_chans, half, stride=2, bias=False), nn.BatchNorm2d(half)

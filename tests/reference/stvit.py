@@ -31,9 +31,9 @@ def overlap(parts: Tensor, p: int, q: int) -> Tensor:
 class Attention(nn.Module):
     """Super-token attention, step by step as the equations name them. (B, C, H, W) -> (B, C, H, W)."""
 
-    def __init__(self, dim: int, cell: tuple[int, int], heads: int, iterations: int, qkv_bias: bool):
+    def __init__(self, dim, cell: tuple[int, int], heads, iterations, qkv_bias, differentiated: bool = False):
         super().__init__()
-        self.cell, self.heads, self.iterations = cell, heads, iterations
+        self.cell, self.heads, self.iterations, self.differentiated = cell, heads, iterations, differentiated
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         tokens = F.adaptive_avg_pool2d(x, (p, q))
         pixels = x.reshape(B, C, p, h, q, w).permute(0, 2, 4, 3, 5, 1).reshape(B, p * q, h * w, C)
         share, mass = pixels, tokens
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.differentiated and torch.is_grad_enabled()):
             for iteration in range(self.iterations):
                 if iteration:
                     tokens = overlap(pixels.transpose(2, 3) @ share, p, q) / (mass + 1e-12)

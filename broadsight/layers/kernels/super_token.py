@@ -11,6 +11,11 @@ from .slices import image_slices
 SLICE_BYTES = 7 << 19  # of pixels that are worked on at a time on the CPU
 
 
+def is_linear(attention: Any, x: Tensor, residual: Tensor | None = None) -> bool:
+    """Whether nothing but two linear steps has to be differentiated."""
+    return attention.cell != (1, 1) and (attention.reading == "fitted" or not torch.is_grad_enabled())
+
+
 def linear_sampling(_: Any, attention: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """residual + attention(x) of a SuperTokenAttention; the sum is fused with the way back to the pixels."""
     x = autocast(x)
