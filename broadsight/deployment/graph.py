@@ -53,8 +53,8 @@ def why_one_size(model: nn.Module) -> str:
 
 @contextmanager
 def positions_kept() -> Iterator[None]:
-    """Let timm's models keep positions that fit the image: from 1.0.31 on they are resampled in every program, which not
-    all runtimes can. A function of timm's is replaced meanwhile, here alone."""
+    """Let timm's models keep positions that fit the image: from 1.0.31 on they are resampled in every program, which
+    not all runtimes can. A function of timm's is replaced meanwhile, here alone."""
     from timm.layers import pos_embed
 
     positions: Any = pos_embed

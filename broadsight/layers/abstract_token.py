@@ -20,8 +20,8 @@ class AbstractTokenAttention(nn.Module):
     Args:
         dim, heads, window: Channels; heads of all three attentions; side of a window in pixels.
         mixing: False leaves the abstract tokens out: plain window attention.
-        reading: "fitted": the abstract token is a query alone, learned in the space of the queries; "equations": it joins
-            the pixels of its window before the projection, so that w*w + 1 tokens attend to w*w + 1 (Eq. 4.2).
+        reading: "fitted": the abstract token is a query alone, learned in the space of the queries; "equations": it
+            joins the pixels of its window before the projection, and w*w + 1 tokens attend to w*w + 1 (Eq. 4.2).
         token_is_key: The abstract token is also a key and a value of its window; None: as the reading has it.
         token_projected: The abstract token passes through the query, key and value projections like a pixel; likewise.
     """

@@ -138,7 +138,8 @@ class PartialFormer(Model):
         for i, width in enumerate(dims):
             count = partial(foreground_count, n=foreground[i], reference=REFERENCE_TOKENS[i], **limits)
             attend = partial(PartialAttention, width, heads[i], channel_hidden=hidden[i], **switches)
-            blocks = [Block(width, attend(), count, peg_kernel, mlp_dw, reading == "equations") for _ in range(depths[i])]
+            last = count, peg_kernel, mlp_dw, reading == "equations"
+            blocks = [Block(width, attend(), *last) for _ in range(depths[i])]
             stages.append(Stage(Downsample(dims[i - 1], width, MapNorm) if i else None, blocks))
         half = dim // 2
         first = conv(in_chans, half, stride=2, bias=False), nn.BatchNorm2d(half)
