@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .errors import check_choice, check_number
 from .layers import GroupLogits
+from .layers.checks import READINGS, check_reading
 from .layers.kernels.dispatch import runs_eagerly
 from .weights.loading import load_teacher, renormalization
 
@@ -21,6 +22,12 @@ Criterion = str | Callable[[Tensor, Tensor], Tensor]
 CRITERIA = ("ce", "bce")
 CHOICES = dict(label_loss=("groups", "total", "sum"), intra_direction=("tokens_to_mean", "mean_to_tokens"))
 CHOICES |= dict(inter_target=("logit_mean", "probability_mean", "logit_sum"), reduction=("mean", "batchmean"))
+# The options as the released code has them, and as the paper is printed: Eq. 3 to 5, and the label loss of Algorithm 1,
+# since Eq. 5 does not say which logits its cross-entropy is of.
+OPTIONS: dict[str, dict[str, Any]] = {reading: dict(intra_direction="tokens_to_mean") for reading in READINGS}
+OPTIONS["fitted"] |= dict(label_loss="groups", inter_target="logit_mean", reduction="mean", stop_gradient=True)
+OPTIONS["equations"] |= dict(label_loss="sum", inter_target="probability_mean", reduction="batchmean")
+OPTIONS["equations"]["stop_gradient"] = False
 
 
 def aggregate(group_logits: GroupLogits) -> Tensor:
@@ -39,17 +46,18 @@ class MultiTokenLoss(nn.Module):
     With y the tokens' and a the averaged token's logits of a group, and sg stopping the gradient: the sum over the
     groups of criterion(y, target) + intra * KL(sg y || a) + inter * KL(sg all groups || y), in float32 at least.
     A negative `inter` drives the groups apart; `intra=0` is the loss of the predecessor, Gramian attention (GA).
-    The released weights were trained with the defaults. The paper's Eq. 4 has `inter_target="probability_mean"`, its
-    Algorithm 1 `inter=-1, label_loss="sum", inter_target="logit_sum"`.
 
     Args:
         criterion: "ce", "bce", or a loss of logits (B, C) and the target, a scalar, which is called once per group.
         intra, inter: Weights of the divergences, which are zero without averaged tokens and with one group.
+        reading: Options that are None are as the released weights were trained ("fitted"), or as Eq. 3 to 5 are printed
+            ("equations"). Algorithm 1 is "equations" with `inter=-1, inter_target="logit_sum"`.
         label_loss: What is labelled: each of the "groups", their mean ("total"), or the "sum" of tokens and averages.
-        intra_direction: Who teaches in a group, without a gradient: "tokens_to_mean" or "mean_to_tokens".
+        intra_direction: Who teaches in a group: "tokens_to_mean" or "mean_to_tokens".
         inter_target: What groups are compared with: the softmax of the "logit_mean", the "probability_mean" of their
             softmaxes, or the softmax of the "logit_sum" over all tokens and averaged tokens.
         reduction: Divergences are averaged over images and classes ("mean") or images alone ("batchmean").
+        stop_gradient: Whoever teaches is constant to the gradient, in a group and between groups.
         smoothing: Label smoothing of class indices in "ce" and "bce"; soft targets are taken as they come.
     """
 
@@ -61,10 +69,12 @@ class MultiTokenLoss(nn.Module):
         intra: float = 1.0,
         inter: float = -0.8,
         *,
-        label_loss: Literal["groups", "total", "sum"] = "groups",
-        intra_direction: Literal["tokens_to_mean", "mean_to_tokens"] = "tokens_to_mean",
-        inter_target: Literal["logit_mean", "probability_mean", "logit_sum"] = "logit_mean",
-        reduction: Literal["mean", "batchmean"] = "mean",
+        reading: Literal["fitted", "equations"] = "fitted",
+        label_loss: Literal["groups", "total", "sum"] | None = None,
+        intra_direction: Literal["tokens_to_mean", "mean_to_tokens"] | None = None,
+        inter_target: Literal["logit_mean", "probability_mean", "logit_sum"] | None = None,
+        reduction: Literal["mean", "batchmean"] | None = None,
+        stop_gradient: bool | None = None,
         smoothing: float = 0.0,
     ):
         super().__init__()
@@ -82,14 +92,21 @@ class MultiTokenLoss(nn.Module):
             raise ValueError(f"smoothing={smoothing} reaches 'ce' and 'bce' alone; set it in the criterion you pass")
         check_number("intra", intra)
         check_number("inter", inter)
-        chosen = (label_loss, intra_direction, inter_target, reduction)
-        for (name, known), choice in zip(CHOICES.items(), chosen, strict=True):
-            check_choice(name, choice, known)
-        if reduction == "batchmean" and inter < 0:
+        check_reading(reading)
+        given: dict[str, Any] = dict(label_loss=label_loss, intra_direction=intra_direction, inter_target=inter_target)
+        given |= dict(reduction=reduction, stop_gradient=stop_gradient)
+        options = OPTIONS[reading] | {name: choice for name, choice in given.items() if choice is not None}
+        for name, known in CHOICES.items():
+            check_choice(name, options[name], known)
+        if not isinstance(options["stop_gradient"], bool):
+            raise ValueError(f"stop_gradient={stop_gradient!r}; expected True or False")
+        if options["reduction"] == "batchmean" and inter < 0:
             fault = f"reduction='batchmean' with inter={inter}: a negative divergence has no lower bound"
             warnings.warn(f"{fault} and may outrun the label loss; watch inter, or use reduction='mean'", stacklevel=2)
         self.criterion, self.smoothing, self.intra, self.inter = criterion, smoothing, intra, inter
-        self.label_loss, self.intra_direction, self.inter_target, self.reduction = chosen
+        self.label_loss, self.intra_direction = options["label_loss"], options["intra_direction"]
+        self.inter_target, self.reduction = options["inter_target"], options["reduction"]
+        self.reading, self.stop_gradient = reading, options["stop_gradient"]
 
     def forward(self, group_logits: GroupLogits, target: Tensor) -> Tensor:
         """The scalar to minimise. The target holds class indices (B,) or soft targets (B, C)."""
@@ -111,21 +128,26 @@ class MultiTokenLoss(nn.Module):
         """Divergence of tokens (B, G, C) and averaged token (B, G, C) of each group: (G,)."""
         if a is None:
             return y.new_zeros(y.shape[1])
-        teacher, student = (y, a) if self.intra_direction == "tokens_to_mean" else (a, y)
-        return _divergences(teacher.detach().log_softmax(-1), student, self.reduction)
+        if self.intra_direction == "tokens_to_mean":
+            return _divergences(self._taught(y).log_softmax(-1), a, self.reduction)
+        # The averages' classifier gets a zero, not nothing: DistributedDataParallel waits for it.
+        return _divergences(self._taught(a).log_softmax(-1), y, self.reduction) + 0 * a.mean((0, 2))
 
     def inter_losses(self, y: Tensor, a: Tensor | None) -> Tensor:
         """Divergence of each group (B, G, C) from all of them: (G,)."""
-        groups, all_groups = y.shape[1], y.detach()
+        groups, all_groups = y.shape[1], self._taught(y)
         if groups == 1:
             return y.new_zeros(1)
         if self.inter_target == "probability_mean":
             log_p = all_groups.log_softmax(-1).logsumexp(1, keepdim=True) - math.log(groups)
         elif self.inter_target == "logit_sum":
-            log_p = _sum(all_groups, None if a is None else a.detach()).log_softmax(-1)
+            log_p = _sum(all_groups, None if a is None else self._taught(a)).log_softmax(-1)
         else:
             log_p = all_groups.mean(1, keepdim=True).log_softmax(-1)
         return _divergences(log_p, y, self.reduction)
+
+    def _taught(self, logits: Tensor) -> Tensor:
+        return logits.detach() if self.stop_gradient else logits
 
 
 class MultiTokenDistillationLoss(nn.Module):

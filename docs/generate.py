@@ -45,7 +45,7 @@ def table(kind: str, *arguments: str) -> str:
     kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
     kinds |= {"growth-families": growth_families, "growth-sizes": growth_sizes, "growth-cells": growth_cells}
     kinds |= {"by-heart": by_heart, "unseen-scenes": unseen_scenes}
-    kinds |= {"dense-tables": dense_tables, "captures": captures, "rooms": rooms}
+    kinds |= {"dense-tables": dense_tables, "captures": captures, "rooms": rooms, "loss-shares": loss_shares}
     if kind.startswith("performance-"):
         return performance()[kind.removeprefix("performance-")](*arguments)
     return kinds[kind](*arguments)
@@ -77,6 +77,40 @@ def rooms() -> str:
             if all(reaches(one, other) or reaches(other, room) for other in ways):  # none, or rooms of one level
                 lines.append(f"  {room} --> {one}")
     return "\n".join([*lines, "```"])
+
+
+def loss_shares(images: int = 256, groups: int = 2, deviation: float = 3.0) -> str:
+    """Norms of the gradients of the weighted divergences by the logits, over that of the label loss."""
+    import warnings
+
+    import torch
+
+    from broadsight.layers import GroupLogits
+    from broadsight.layers.checks import READINGS
+    from broadsight.losses import CRITERIA, MultiTokenLoss
+
+    header = [f"{term}, {criterion.upper()}" for criterion in CRITERIA for term in ("intra", "inter")]
+    lines = [f"| reading | classes | {' | '.join(header)} |", "|---|---|---|---|---|---|"]
+    for reading in READINGS:
+        for classes in (10, 100, 1000):
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(2, images, groups, classes, generator=generator, dtype=torch.float64)
+            logits = list((deviation * drawn).requires_grad_().unbind())
+            labels = torch.randint(classes, (images,), generator=generator)
+            shares = []
+            for criterion in CRITERIA:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    loss = MultiTokenLoss(criterion, reading=reading)
+                parts = loss.parts(GroupLogits(*logits), labels)
+                options = dict(retain_graph=True, allow_unused=True, materialize_grads=True)
+                base, intra, inter = (
+                    torch.cat(torch.autograd.grad(parts[name], logits, **options)).norm().item()
+                    for name in ("base", "intra", "inter")
+                )
+                shares += [abs(loss.intra) * intra / base, abs(loss.inter) * inter / base]
+            lines.append(f"| {reading} | {classes} | {' | '.join(f'{share:.2g}' for share in shares)} |")
+    return "\n".join(lines)
 
 
 @cache

@@ -61,7 +61,10 @@ def rows(logits: Tensor) -> Tensor:
 def reference(logits: GroupLogits, target: Tensor, criterion=ce, intra=1.0, inter=-0.8, **options) -> dict[str, Tensor]:
     """The loss's parts."""
     usual = dict(label_loss="groups", intra_direction="tokens_to_mean", inter_target="logit_mean", reduction="mean")
-    label_loss, intra_direction, inter_target, reduction = (usual | options).values()
+    printed = dict(label_loss="sum", inter_target="probability_mean", reduction="batchmean", stop_gradient=False)
+    usual = usual | dict(stop_gradient=True) | (printed if options.pop("reading", None) == "equations" else {})
+    label_loss, intra_direction, inter_target, reduction, stop_gradient = (usual | options).values()
+    constant = Tensor.detach if stop_gradient else lambda x: x
     y, a = logits.tokens, logits.average
     groups = y.shape[1]
     everything = sum(y[:, g] + (0 if a is None else a[:, g]) for g in range(groups))
@@ -74,14 +77,14 @@ def reference(logits: GroupLogits, target: Tensor, criterion=ce, intra=1.0, inte
         parts["base"] = criterion(everything, target)
     for g in range(groups):
         if a is not None:
-            pair = (y[:, g].detach(), a[:, g]) if intra_direction == "tokens_to_mean" else (a[:, g].detach(), y[:, g])
-            parts["intra"] = parts["intra"] + kl(rows(pair[0]), rows(pair[1]), reduction)
+            pair = (y[:, g], a[:, g]) if intra_direction == "tokens_to_mean" else (a[:, g], y[:, g])
+            parts["intra"] = parts["intra"] + kl(rows(constant(pair[0])), rows(pair[1]), reduction)
         if inter_target == "probability_mean":
-            together = (sum(rows(y[:, i].detach()).exp() for i in range(groups)) / groups).log()
+            together = (sum(rows(constant(y[:, i])).exp() for i in range(groups)) / groups).log()
         elif inter_target == "logit_mean":
-            together = rows(sum(y[:, i].detach() for i in range(groups)) / groups)
+            together = rows(sum(constant(y[:, i]) for i in range(groups)) / groups)
         else:
-            together = rows(everything.detach())
+            together = rows(constant(everything))
         parts["inter"] = parts["inter"] + kl(together, rows(y[:, g]), reduction)
     return parts | {"total": parts["base"] + intra * parts["intra"] + inter * parts["inter"]}
 
@@ -145,6 +148,10 @@ def test_golden__parts_totals_and_gradients(golden, head, criterion):
         dict(inter_target="probability_mean"),
         dict(inter_target="logit_sum"),
         dict(reduction="batchmean", inter=0.5),
+        dict(stop_gradient=False),
+        dict(stop_gradient=False, inter_target="logit_sum", intra_direction="mean_to_tokens"),
+        dict(reading="equations", inter=0.4),
+        dict(reading="equations", inter=0.4, inter_target="logit_sum", stop_gradient=True),
     ],
     ids=str,
 )
@@ -193,6 +200,24 @@ def test_hand_computed__two_groups_two_classes():
     assert parts["inter_per_group"][0].item() == pytest.approx(first / 2)
 
 
+def test_reading__of_the_equations_is_what_is_printed():
+    """One cross-entropy, of the sum of all logits; divergences over images alone, from the mean of probabilities."""
+    y = torch.tensor([[[0.0, math.log(9)], [0.0, 0.0]]], dtype=torch.float64)  # 1/10 : 9/10 and 1/2 : 1/2
+    with pytest.warns(UserWarning, match="no lower bound"):
+        loss = MultiTokenLoss("ce", reading="equations")
+    parts = loss.parts(GroupLogits(y, torch.zeros_like(y)), torch.tensor([0]))
+    assert parts["base"].item() == pytest.approx(math.log(10))
+    intra = 0.1 * math.log(0.1 / 0.5) + 0.9 * math.log(0.9 / 0.5)
+    assert parts["intra_per_group"].tolist() == pytest.approx([intra, 0.0])
+    first = 0.3 * math.log(0.3 / 0.1) + 0.7 * math.log(0.7 / 0.9)
+    second = 0.3 * math.log(0.3 / 0.5) + 0.7 * math.log(0.7 / 0.5)
+    assert parts["inter_per_group"].tolist() == pytest.approx([first, second])
+    assert parts["total"].item() == pytest.approx(math.log(10) + intra - 0.8 * (first + second))
+    chosen = dict(label_loss="groups", inter_target="logit_mean", reduction="mean", stop_gradient=True)
+    logits, again = draw(), MultiTokenLoss("ce", reading="equations", **chosen)
+    assert torch.equal(again(logits, LABELS), MultiTokenLoss("ce")(logits, LABELS))
+
+
 def test_gradients__go_where_the_release_sends_them():
     logits = draw()
     parts = MultiTokenLoss("ce").parts(logits, soft_target())
@@ -208,6 +233,13 @@ def test_gradients__go_where_the_release_sends_them():
     parts = MultiTokenLoss("bce", inter=-100.0).parts(logits, soft_target())
     assert parts["inter"] == 0
     assert_close(parts["total"], parts["base"] + parts["intra"], "total", 1e-12)
+    # Where the teachers learn too, every term reaches whatever it compares.
+    logits = draw()
+    parts = MultiTokenLoss("ce", stop_gradient=False).parts(logits, soft_target())
+    (gradient,) = torch.autograd.grad(parts["intra"], [logits.tokens], retain_graph=True)
+    assert gradient.abs().min() > 0
+    (gradient,) = torch.autograd.grad(parts["inter_per_group"][1], [logits.tokens])
+    assert gradient.abs().min() > 0
     # With intra=0 a zero reaches the averaged classifier, not nothing: DistributedDataParallel waits for it
     logits = draw()
     MultiTokenLoss("ce", intra=0)(logits, soft_target()).backward()
@@ -528,6 +560,8 @@ NO_NUMBERS = dict.fromkeys(("intra", "smoothing", "alpha"), math.nan) | dict(int
         (dict(intra_direction="mean_to_token"), ("intra_direction", "did you mean 'mean_to_tokens'")),
         (dict(inter_target="logits_mean"), ("inter_target", "did you mean 'logit_mean'", "probability_mean")),
         (dict(reduction="sum"), ("reduction 'sum'", "mean, batchmean")),
+        (dict(reading="equation"), ("reading 'equation'", "did you mean 'equations'", "fitted")),
+        (dict(stop_gradient="yes"), ("stop_gradient='yes'", "True or False")),
         (dict(smoothing=1.0), ("smoothing=1.0",)),
         (dict(criterion=nn.CrossEntropyLoss(), smoothing=0.1), ("smoothing=0.1", "'ce' and 'bce'")),
         # of distillation alone

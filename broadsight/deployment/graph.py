@@ -1,6 +1,6 @@
 """From a model to a program: what all formats are made of."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, cast
@@ -52,7 +52,7 @@ def why_one_size(model: nn.Module) -> str:
 
 
 @contextmanager
-def positions_kept() -> Iterator[None]:
+def positions_kept() -> Generator[None, None, None]:
     """Let timm's models keep positions that fit the image: from 1.0.31 on they are resampled in every program, which
     not all runtimes can. A function of timm's is replaced meanwhile, here alone."""
     from timm.layers import pos_embed

@@ -94,6 +94,12 @@ class Recipe:
     loss: Literal["ce", "bce"] = _of("ce", CLASSIFY)
     intra: float = _of(1.0, GROUPS)
     inter: float = _of(-0.8, GROUPS)
+    loss_reading: Literal["fitted", "equations"] = _of("fitted", GROUPS)  # as released, or as printed; or each singly:
+    label_loss: Literal["groups", "total", "sum"] | None = _of(None, GROUPS)
+    intra_direction: Literal["tokens_to_mean", "mean_to_tokens"] | None = _of(None, GROUPS)
+    inter_target: Literal["logit_mean", "probability_mean", "logit_sum"] | None = _of(None, GROUPS)
+    reduction: Literal["mean", "batchmean"] | None = _of(None, GROUPS)
+    stop_gradient: bool | None = _of(None, GROUPS)
     distill: Literal["none", "hard", "soft"] = _of("none", CLASSIFY)
     teacher: str | None = _of(None, CLASSIFY)  # a timm name or a run folder
     alpha: float = _of(0.5, "distill=hard", "distill=soft")  # the teacher's share of the loss
@@ -233,15 +239,21 @@ def _typed(name: str, value: Any) -> Any:
     try:
         parsed = parser.parse_object({"value": f"[{value}]" if pair else value}).value  # 0.5,1 as well as [0.5, 1]
     except Exception:
-        raise ValueError(f"{name}={value}; expected {_words(kind)}") from None
+        meant = did_you_mean(value, _choices(kind), alike=0.6)
+        raise ValueError(f"{name}={value}; {meant}expected {_words(kind)}") from None
     return tuple(parsed) if isinstance(parsed, list) else parsed
+
+
+def _choices(kind: Any) -> list[str]:
+    """The words that a type allows."""
+    found = [choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
+    return list(dict.fromkeys(found))
 
 
 def _words(kind: Any) -> str:
     """A type, for people."""
-    choices = [str(choice) for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
-    if choices:
-        return "one of " + ", ".join(dict.fromkeys(choices)) + (" or none" if type(None) in get_args(kind) else "")
+    if choices := _choices(kind):
+        return "one of " + ", ".join(choices) + (" or none" if type(None) in get_args(kind) else "")
     if "tuple" in str(kind):
         return "two numbers, such as 0.08,1"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}

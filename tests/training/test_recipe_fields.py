@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broadsight.training import run as training
+from broadsight.training.objectives.steps import OF_GROUPS
 from broadsight.training.parts import check_fields
 from broadsight.training.recipes import Recipe, names
 from broadsight.training.request import Request
@@ -51,11 +52,12 @@ def refused(request: Request, name: str, model) -> bool:
 
 OF_CLASSIFIERS = {"crop_pct", "interpolation", "scale", "ratio", "auto_augment", "erasing", "mixup", "cutmix"}
 OF_CLASSIFIERS |= {"mixup_prob", "mixup_switch", "mixup_off_epoch", "smoothing", "repeated_aug", "drop_rate", "loss"}
-OF_CLASSIFIERS |= {"intra", "inter", "distill", "teacher", "alpha", "temperature", "layer_decay"}
+OF_CLASSIFIERS |= {"distill", "teacher", "alpha", "temperature", "layer_decay"}
 IDLE = {"ema_warmup", "milestones", "power", "warmup_lr", "fit_batch"}  # with what tiny runs have
+IDLE |= {*OF_GROUPS, "loss_reading"}
 OF_DENSE = {"long_side", "resize", "crop", "rotation"}
 REFUSED = {
-    "classify": IDLE | OF_DENSE | {"mixup_prob", "mixup_switch", "mixup_off_epoch", "intra", "inter"},
+    "classify": IDLE | OF_DENSE | {"mixup_prob", "mixup_switch", "mixup_off_epoch"},
     "retinanet": IDLE | OF_CLASSIFIERS | {"rotation"},
     "mask_rcnn": IDLE | OF_CLASSIFIERS | {"rotation"},
     "semantic_fpn": IDLE | OF_CLASSIFIERS | {"rotation", "crop"},
@@ -101,7 +103,9 @@ def test_field__that_needs_another():
 def test_field_or_option__of_the_model_of_presets_and_what_would_be_ignored():
     for name in names():
         settings_of(Request(recipe=name), None)  # never refused
-    ready(ask("scenes:8", pool="map", pool_args=SMALL_POOL, changes=dict(intra=0.5, inter=-0.5)))
+    of_groups = dict(intra=0.5, inter=-0.5, loss_reading="equations", label_loss="total", reduction="mean")
+    of_groups |= dict(intra_direction="mean_to_tokens", inter_target="logit_sum", stop_gradient=False)
+    ready(ask("scenes:8", pool="map", pool_args=SMALL_POOL, changes=of_groups))
     ready(ask("scenes:8", changes=dict(drop_rate=0.1, drop_path=0.1)))
     wrong = ask("scenes:8", changes=dict(intra=0.5))
     assert "intra=0.5 is for models with groups of tokens" in refusal(lambda: ready(wrong))

@@ -74,7 +74,13 @@ def test_change__refuses_or_takes_several():
         for text in texts.split():
             (name,) = given = assignments([text])
             value = r"[\d(), .-]+" if expected in OUT_OF_RANGE else given[name]  # as it was read, or as it came
-            refused(f"^{name}={value}; expected {expected}$", Recipe().change, given)
+            meant = "(did you mean '.*'[?] )?"
+            refused(f"^{name}={value}; {meant}expected {expected}$", Recipe().change, given)
+    refused(
+        "^loss_reading=equation; did you mean 'equations'[?] expected one",
+        Recipe().change,
+        {"loss_reading": "equation"},
+    )
     for name, meant in UNKNOWN.items():
         refused(f"^unknown recipe field '{name}'; did you mean '{meant}'[?]", Recipe().change, {name: "3"})
     for text, message in OF_EACH_OTHER.items():

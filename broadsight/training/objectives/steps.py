@@ -13,6 +13,9 @@ from ...losses import MultiTokenDistillationLoss, MultiTokenLoss, aggregate
 from ...weights.loading import load_teacher
 from ..recipes import Recipe
 
+# Fields of a recipe that are options of MultiTokenLoss.
+OF_GROUPS = ("intra", "inter", "label_loss", "intra_direction", "inter_target", "reduction", "stop_gradient")
+
 
 def make_task(model: nn.Module, plain: nn.Module, recipe: Recipe, device: torch.device) -> TrainingTask:
     """The task of a recipe, for a model as it is called in training, and without what wraps it."""
@@ -49,7 +52,8 @@ class MultiTokenTask(TrainingTask):
     def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, **teacher: Any):
         super().__init__(device=device, verbose=False)
         self.trainable_module = model
-        options: dict[str, Any] = dict(intra=recipe.intra, inter=recipe.inter, smoothing=recipe.smoothing)
+        options: dict[str, Any] = {name: getattr(recipe, name) for name in OF_GROUPS}
+        options |= dict(reading=recipe.loss_reading, smoothing=recipe.smoothing)
         if teacher:
             options |= dict(alpha=recipe.alpha, kind=recipe.distill, temperature=recipe.temperature, **teacher)
         kind = MultiTokenDistillationLoss if teacher else MultiTokenLoss

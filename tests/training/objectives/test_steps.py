@@ -101,6 +101,37 @@ def test_multi_token__is_its_loss(pool, kind):
     assert all(parameter.grad is not None for parameter in student.parameters())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(reading="equations"),
+        dict(label_loss="total"),
+        dict(intra_direction="mean_to_tokens"),
+        dict(inter_target="logit_sum"),
+        dict(reduction="batchmean"),
+        dict(stop_gradient=False),
+        dict(reading="equations", stop_gradient=True),
+    ],
+    ids=str,
+)
+def test_multi_token__has_the_options_of_the_recipe(options):
+    """Those that change no value change a gradient."""
+    student = edit("test_vit", pool="map", pool_args=SMALL_POOL, num_classes=C, img_size=32)
+    settings = {"loss_reading" if name == "reading" else name: value for name, value in options.items()}
+    _, result, x, labels = step(student, inter=0.4, **settings)
+    weights = list(student.parameters())
+
+    def gradients(loss: Tensor) -> Tensor:
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, weights)])
+
+    expected = MultiTokenLoss("ce", 1.0, 0.4, **options)(student(x, groups=True), labels)
+    other = MultiTokenLoss("ce", 1.0, 0.4)(student(x, groups=True), labels)
+    torch.testing.assert_close(result["loss"], expected)
+    learned, taught = gradients(result["loss"]), gradients(expected)
+    torch.testing.assert_close(learned, taught)
+    assert (learned - gradients(other)).norm() > 1e-3 * learned.norm()
+
+
 def test_hard_and_soft__label_and_named_class_or_divergence(taught):
     torch.manual_seed(1)
     student = timm.create_model("test_vit", num_classes=C, img_size=32)
