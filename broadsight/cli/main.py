@@ -1,5 +1,7 @@
-"""The `broadsight` command: every command is a function of a Request, whose fields are its options. Nothing heavy is
-imported until a command runs, so that help and mistakes are answered at once."""
+"""The `broadsight` command: every command is a function of a Request, whose fields are its options.
+
+Nothing heavy is imported until a command runs, so that help and mistakes are answered at once.
+"""
 
 import os
 import shlex

@@ -30,9 +30,12 @@ class Views(NamedTuple):
 
 @torch.no_grad()
 def detect(model: nn.Module, images: Sequence[Tensor], views: Views, keypoint_pairs: Pairs = ()) -> list[Prediction]:
-    """Objects found in views of images (C, H, W) with values 0 to 1, the best first. Overlapping boxes of a class from
-    several views are one object, as in the view with the highest score. On a model of fixed `image_size`, scales have
-    no effect. `keypoint_pairs` are those that a mirror swaps, such as left and right eye."""
+    """Objects found in views of images (C, H, W) with values 0 to 1, the best first.
+
+    Overlapping boxes of a class from several views are one object, as in the view with the highest score. On a model
+    of fixed `image_size`, scales have no effect. `keypoint_pairs` are those that a mirror swaps, such as left and
+    right eye.
+    """
     _check_evaluating(model, views)
     if views.each() == [(1.0, False)]:
         return model(list(images))

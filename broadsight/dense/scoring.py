@@ -97,8 +97,11 @@ def _percent(part: Tensor, whole: Tensor) -> Tensor:
 
 
 class Scorer:
-    """Collects the predictions of a model and compares them by a metric. Figures are in per cent; `keypoint_offset` is
-    what x and y of keypoints in model and targets exceed those in COCO's files by."""
+    """Collects the predictions of a model and compares them by a metric.
+
+    Figures are in per cent; `keypoint_offset` is what x and y of keypoints in model and targets exceed those in
+    COCO's files by.
+    """
 
     add: Any  # predicts on and scores a batch, given a model in eval mode and the batch; the number of images
 

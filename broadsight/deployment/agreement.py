@@ -40,8 +40,11 @@ def compare(
     batches: Iterable[np.ndarray],
     follow: Callable[[np.ndarray, dict[str, np.ndarray]], Sequence[np.ndarray]] | None = None,
 ) -> Agreement:
-    """Run an artefact and its model, the reference, on the same batches (B, C, H, W). For one that chooses among near
-    equals `follow` replaces it, which also takes the artefact's answer, and makes the same choice if it is as good."""
+    """Run an artefact and its model, the reference, on the same batches (B, C, H, W).
+
+    For one that chooses among near equals `follow` replaces it, which also takes the artefact's answer, and makes the
+    same choice if it is as good.
+    """
     description, names = session.description, session.description.outputs
     differences, scales, images, same = [], [], 0, 0
     for batch in batches:

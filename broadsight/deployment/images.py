@@ -14,8 +14,10 @@ from .session import Description
 
 
 def image_to_images(description: Description) -> Callable[[Image.Image], np.ndarray]:
-    """PIL image of any size and mode -> (C, H, W) float32, bit by bit what the model saw in Python. Stack several for a
-    session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once."""
+    """PIL image of any size and mode -> (C, H, W) float32, bit by bit what the model saw in Python.
+
+    Stack several for a session: `session(np.stack([prepare(image), ...]))`. Several threads may call it at once.
+    """
     _check_task(description)
     transforms, channels = transforms_of(description), description.image["channels"]
     transform = transforms.build(training=False)
@@ -41,8 +43,10 @@ def transforms_of(description: Description) -> Transforms:
 
 
 def top_classes(description: Description, logits: np.ndarray, top: int = 5) -> list[dict[str, Any]]:
-    """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first. Each with its
-    name ("class"; without names the number), "index" and "probability" between 0 and 1."""
+    """Logits (K,) of one image -> the `top` most probable classes, the best first; of equals the first.
+
+    Each with its name ("class"; without names the number), "index" and "probability" between 0 and 1.
+    """
     _check_task(description)
     names, logits = description.classes, np.asarray(logits, np.float64)
     if top < 1:

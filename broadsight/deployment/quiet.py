@@ -28,8 +28,11 @@ class SignalStack(ctypes.Structure):
 
 @contextmanager
 def kept_signal_stack() -> Generator[None, None, None]:
-    """Around whatever loads OpenVINO's CPU plugin: where signals are handled stays where it was. Every plugin gives the
-    thread a signal stack of its own and later the one before it back, which may be gone: the next signal is the end."""
+    """Around whatever loads OpenVINO's CPU plugin: where signals are handled stays where it was.
+
+    Every plugin gives the thread a signal stack of its own and later the one before it back, which may be gone: the
+    next signal is the end.
+    """
     if sys.platform != "linux":
         yield
         return

@@ -99,8 +99,10 @@ def check_target(target: Path, form: Format) -> None:
 
 
 def export(request: Request, progress: Progress = lambda *_: None, tell: Tell = lambda note: None) -> Exported:
-    """Write a model for another runtime, and let it stay only if it computes what the model does. `tell` is given what
-    the user should know, a line each, before the work begins."""
+    """Write a model for another runtime, and let it stay only if it computes what the model does.
+
+    `tell` is given what the user should know, a line each, before the work begins.
+    """
     form, facts = check_request(request), facts_of(request.run)
     facts["--int8"] = facts[CLASSIFIERS] or (None if request.int8 else "which is not given")
     facts["--format web"] = None if request.format == "web" else f"this is --format {request.format}"

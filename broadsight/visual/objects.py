@@ -160,7 +160,9 @@ def draw_semantic(
     legend: bool = True,
 ) -> Image.Image:
     """A map of classes (H, W), 255 for none, over its image, in RGB; a small image is enlarged by a whole factor.
-    Labels name regions with room for them; the legend lists the classes that occur, the largest first, with shares."""
+
+    Labels name regions with room for them; the legend lists the classes that occur, the largest first, with shares.
+    """
     indices = _indices(classes)
     if (size := indices.shape[::-1]) != image.size:
         raise ValueError(f"classes are {by(size)}, the image is {by(image.size)}; expected a class for each pixel")

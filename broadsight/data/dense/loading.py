@@ -43,8 +43,10 @@ def _received(block: Tensor, kinds: list[tuple], leaves: list[Any], outline: Tre
 
 
 class DenseDataset(SourceDataset):
-    """Images with targets, transformed and skipped as by `SourceDataset`, as they are without a transform. Wrong labels
-    are never skipped: they are why there is no batch."""
+    """Images with targets, transformed and skipped as by `SourceDataset`, as they are without a transform.
+
+    Wrong labels are never skipped: they are why there is no batch.
+    """
 
     def __getitems__(self, keys: Sequence[Key]) -> DenseBatch:
         images, targets, kept, skipped = [], [], [], []

@@ -138,9 +138,11 @@ class ObjectTraining:
 
 
 def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
-    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it. A
-    drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. The rules
-    are those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one: ten times as long."""
+    """SSD's crop of an image, half of the time put on a ground up to four times as large, and the objects (N,) in it.
+
+    A drawn share is how much the window and a box must overlap (as intersection over union); 1 means no crop. The
+    rules are those of torchvision's RandomZoomOut and RandomIoUCrop, which try windows one by one: ten times as long.
+    """
     top, left, everything = 0, 0, torch.ones(len(boxes), dtype=torch.bool)
     if torch.rand(()) < 0.5:
         factor, down, right = (torch.rand(3) * torch.tensor([3, 1, 1])).tolist()
@@ -275,8 +277,10 @@ def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Te
 
 
 def left_over(target: Target, height: int, width: int) -> Target:
-    """Clip boxes to the image, and areas with them; drop objects below a pixel or without a visible pixel. Keypoints
-    outside become unlabelled, and all unlabelled ones 0, 0, 0."""
+    """Clip boxes to the image, and areas with them; drop objects below a pixel or without a visible pixel.
+
+    Keypoints outside become unlabelled, and all unlabelled ones 0, 0, 0.
+    """
     boxes = target["boxes"]
     limits = boxes.new_tensor([width, height, width, height])
     inside = torch.minimum(boxes.clamp(min=0), limits)

@@ -36,9 +36,11 @@ class RetinaNet(OneStage, detection.RetinaNet):
 
 
 def assign(anchors_per_level: list[Tensor], gt_boxes: Tensor, k: int = 9) -> Tensor:
-    """The object that each anchor of all levels, (A_i, 4) each, is trained for: indices into gt_boxes (G, 4), or -1. Of
-    the k anchors of each level with the nearest centres, positive are those with a centre inside the object and an IoU
-    of at least mean + standard deviation over all k; of several objects, the one with most IoU gets an anchor."""
+    """The object that each anchor of all levels, (A_i, 4) each, is trained for: indices into gt_boxes (G, 4), or -1.
+
+    Of the k anchors of each level with the nearest centres, positive are those with a centre inside the object and an
+    IoU of at least mean + standard deviation over all k; of several objects, the one with most IoU gets an anchor.
+    """
     anchors = torch.cat(anchors_per_level)
     if not len(gt_boxes):
         return anchors.new_full((len(anchors),), -1, dtype=torch.int64)

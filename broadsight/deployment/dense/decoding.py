@@ -21,9 +21,12 @@ class Place:
 
 
 def decode(decoding: Mapping[str, Any], outputs: Mapping[str, np.ndarray], places: Sequence[Place]) -> list[Found]:
-    """What was found in each image, in its own pixels. Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1
-    and "scores" (N,), the best first; of segmenters "probabilities" (K, H, W) and "classes" (H, W); of pose models
-    "keypoints" (K, 3), x, y and how sure. Outputs come by name, each with a row for every image."""
+    """What was found in each image, in its own pixels.
+
+    Of detectors "boxes" (N, 4), x1 y1 x2 y2, "labels" (N,) from 1 and "scores" (N,), the best first; of segmenters
+    "probabilities" (K, H, W) and "classes" (H, W); of pose models "keypoints" (K, 3), x, y and how sure. Outputs come
+    by name, each with a row for every image.
+    """
     for name, values in outputs.items():
         if len(values) != len(places):
             raise ValueError(f"{name} has {len(values)} rows for {len(places)} images; expected one each")

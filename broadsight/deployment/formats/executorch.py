@@ -24,8 +24,11 @@ _open: WeakSet[Any] = WeakSet()  # sessions, by what runs them
 
 @register
 class ExecuTorch(Format):
-    """One image of a fixed size at a time. The method "broadsight" gives the description, as the bytes of its JSON. The
-    runtime has one pool of threads, which all sessions of the process share."""
+    """One image of a fixed size at a time.
+
+    The method "broadsight" gives the description, as the bytes of its JSON. The runtime has one pool of threads,
+    which all sessions of the process share.
+    """
 
     name, files, runtime = "executorch", (".pte",), "ExecuTorch"
     packages, extra = ("executorch",), "executorch"
@@ -80,8 +83,10 @@ def sealed(program: bytes) -> bytes:
 
 
 def fold_constants(program: ExportedProgram) -> ExportedProgram:
-    """A copy in which whatever is computed from weights alone is a weight. XNNPACK takes filters that are constants,
-    but not views of constants: those would run a hundred times slower."""
+    """A copy in which whatever is computed from weights alone is a weight.
+
+    XNNPACK takes filters that are constants, but not views of constants: those would run a hundred times slower.
+    """
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     folded = constant_prop_pass(deepcopy(program))

@@ -75,7 +75,9 @@ class OpenVINO(Format):
 
 def plain_sizes(program: ExportedProgram) -> ExportedProgram:
     """The same program without maxima and minima of sizes, which OpenVINO does not know; they become sums and products.
-    Where there are some it is a copy, and no longer checks the sizes that it is given, since those checks have more."""
+
+    Where there are some it is a copy, and no longer checks the sizes that it is given, since those checks have more.
+    """
     if not any(node.target in (torch.sym_max, torch.sym_min) for node in program.graph.nodes):
         return program
     program = deepcopy(program)

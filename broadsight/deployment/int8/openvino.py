@@ -22,9 +22,12 @@ OPERATIONS = {"convolution": "conv2d", "bmm": "matmul", "mm": "matmul", "addmm":
 
 
 class CalibratedOpenVINO(Calibrated):
-    """A float .xml file (and the .bin beside it) with images to calibrate it. On trained models answers stay several
-    times as close, in the same time, if not all that NNCF can is quantised, but convolutions and products with weights
-    alone, from the smallest to the largest value seen, and biases are left alone."""
+    """A float .xml file (and the .bin beside it) with images to calibrate it.
+
+    On trained models answers stay several times as close, in the same time, if not all that NNCF can is quantised,
+    but convolutions and products with weights alone, from the smallest to the largest value seen, and biases are left
+    alone.
+    """
 
     def _read(self, source: Path) -> list[Product]:
         import openvino
@@ -100,8 +103,10 @@ class CalibratedOpenVINO(Calibrated):
 
 
 def narrow(model: Any) -> Description:
-    """Narrow a model, unless it is for any size, to one image at a time, in place; what it says of itself then. In int8
-    OpenVINO 2026.4 adds wrongly, does not compile or answers with nothing where the number of images is open."""
+    """Narrow a model, unless it is for any size, to one image at a time, in place; what it says of itself then.
+
+    In int8 OpenVINO 2026.4 adds wrongly, does not compile or answers with nothing where the number of images is open.
+    """
     found = description_of(model)
     if found.image["any_size"]:
         return found

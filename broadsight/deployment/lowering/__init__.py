@@ -1,6 +1,8 @@
 """What a model says differently for other runtimes: a class for each layer, swapped into the copy that `prepare` makes.
-A lowered layer is a subclass with another forward: the same function of the same weights, in few, plain operations, and
-for open sizes as well. Names, weights and hooks stay. Each registers itself by `lowers`."""
+
+A lowered layer is a subclass with another forward: the same function of the same weights, in few, plain operations,
+and for open sizes as well. Names, weights and hooks stay. Each registers itself by `lowers`.
+"""
 
 from collections.abc import Callable
 from importlib import import_module

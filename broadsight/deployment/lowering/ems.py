@@ -1,6 +1,8 @@
 """Multi-scale interaction: unfolding, which runtimes do not know, as slices of pairs of cells; pooling to open sizes.
+
 Torch takes a size of 1 for a constant. So where sizes are open, every coarse map gets spare rows and columns at the
-bottom and the right, which keep every count above it, that of the stride-two windows included."""
+bottom and the right, which keep every count above it, that of the stride-two windows included.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -119,8 +121,10 @@ def max_pool(x: Tensor, patch: int) -> Tensor:
 
 
 def whole_patches(x: Tensor, patch: int, fill: float) -> Tensor:
-    """(B, H, W, C) -> (B, h, patch, w, patch, C), spare cells included; pixels beyond the map are `fill`. An axis for
-    every side instead of a pooling, into which ONNX Runtime would take the padding and then refuse it."""
+    """(B, H, W, C) -> (B, h, patch, w, patch, C), spare cells included; pixels beyond the map are `fill`.
+
+    An axis for every side instead of a pooling, into which ONNX Runtime would take the padding and then refuse it.
+    """
     H, W = x.shape[1], x.shape[2]
     h, w = (H + patch - 1) // patch + SPARE, (W + patch - 1) // patch + SPARE
     x = F.pad(x, [0, 0, 0, w * patch - W, 0, h * patch - H], value=fill)

@@ -1,7 +1,10 @@
-"""What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open. Runtimes
-know matrix products, soft-max, transposition and gathering; strided views, fused attention, stable sorts and writes by
-index become chains of small operations, or nothing. A branch on an open size, or a slice whose end cannot be proven to
-lie inside, would pin a program to its example: maps of open size are always padded, and cropped by index."""
+"""What lowered layers are built from: operations that all runtimes do well, on sizes that may be left open.
+
+Runtimes know matrix products, soft-max, transposition and gathering; strided views, fused attention, stable sorts and
+writes by index become chains of small operations, or nothing. A branch on an open size, or a slice whose end cannot
+be proven to lie inside, would pin a program to its example: maps of open size are always padded, and cropped by
+index.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +47,11 @@ def crop_to(x: Tensor, height: int, width: int, start: int = 0) -> Tensor:
 
 
 def average_to(x: Tensor, height: int, width: int) -> Tensor:
-    """F.adaptive_avg_pool2d, (B, C, H, W) -> (B, C, height, width). Of open sizes exporters would take the lengths of
-    its cells from the example, and the program would be wrong for others."""
+    """F.adaptive_avg_pool2d, (B, C, H, W) -> (B, C, height, width).
+
+    Of open sizes exporters would take the lengths of its cells from the example, and the program would be wrong for
+    others.
+    """
     if free(height, width, x.shape[-2], x.shape[-1]):
         return average_by_products(x, height, width)
     return F.adaptive_avg_pool2d(x, (height, width))

@@ -1,5 +1,7 @@
 """STViT: its block on channels-first maps; super-token attention in few nodes, of no shape that depends on the batch.
-Tokens are handed to their neighbours, and collected from them, by one gather each with indices of the grid alone."""
+
+Tokens are handed to their neighbours, and collected from them, by one gather each with indices of the grid alone.
+"""
 
 from typing import Any
 

@@ -94,8 +94,11 @@ class GroupClassAttention(nn.Module):
         return found.view(G, H, B * q, -1).transpose(1, 2).reshape(G, B * q, -1)
 
     def constants(self, query: Tensor, B: int) -> Tensor:
-        """Terms (B, G*H*q, 1) that the soft-max drops. Added so that autograd, and whoever counts on it (distributed
-        training), finds every parameter used: with a gradient of zero."""
+        """Terms (B, G*H*q, 1) that the soft-max drops.
+
+        Added so that autograd, and whoever counts on it (distributed training), finds every parameter used: with a
+        gradient of zero.
+        """
         G, H = self.groups, self.heads
         constant = torch.bmm(query, self.k.bias.view(G * H, -1, 1)).view(G, H, -1)  # G H B*q
         if self.mix_before is not None:

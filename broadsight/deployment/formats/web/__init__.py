@@ -76,8 +76,10 @@ class Web(Format):
             (unfinished / MANIFEST).write_text(manifest_text(said), encoding="utf-8")
 
     def open(self, path: str | Path, threads: int | None = None) -> Session:
-        """Under node in the folder's own runtime, which has one thread, or else in ONNX Runtime. Node executes what
-        lies in the folder, so only if those are the very files that `write` puts there."""
+        """Under node in the folder's own runtime, which has one thread, or else in ONNX Runtime.
+
+        Node executes what lies in the folder, so only if those are the very files that `write` puts there.
+        """
         from . import node
 
         description = Description.from_json(json.dumps(manifest(path)["description"]))
