@@ -1,6 +1,6 @@
 """Writes the generated tables of the README and the docs: `python docs/generate.py`; `--check` only compares.
 
-`--fast` leaves out those of the models' sizes, for which every model is counted. `--plots` draws, from the same
+`--fast` leaves out those for which models are counted. `--plots` draws, from the same
 files, the images that are plots as well.
 
 A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def left_out(what: str) -> bool:
-    return "--fast" in sys.argv and what.split()[0] in ("sizes", "dense-tables")
+    return "--fast" in sys.argv and what.split()[0] in ("sizes", "dense-tables", "readings", "claims")
 
 
 def table(kind: str, *arguments: str) -> str:
@@ -45,6 +45,7 @@ def table(kind: str, *arguments: str) -> str:
     kinds |= {"cifar10-pools": cifar10_pools, "transfer": transfer, "study": study}
     kinds |= {"growth-families": growth_families, "growth-sizes": growth_sizes, "growth-cells": growth_cells}
     kinds |= {"by-heart": by_heart, "unseen-scenes": unseen_scenes}
+    kinds |= {"readings": readings, "xtiny-widths": xtiny_widths, "claims": claims}
     kinds |= {"dense-tables": dense_tables, "captures": captures, "rooms": rooms, "loss-shares": loss_shares}
     if kind.startswith("performance-"):
         return performance()[kind.removeprefix("performance-")](*arguments)
@@ -142,6 +143,69 @@ def sizes(*families: str) -> str:
             top1 = "[recipes](recipes.md)" if row["paper_top1"] is None else f"{row['paper_top1']:g} %"
             lines.append(f"| `{row['model']}` | {row['params']:,} | {row['macs'] / 1e9:.3f} G | {paper} | {top1} |")
     return "\n".join(lines)
+
+
+def readings(*names: str) -> str:
+    """Sizes of both readings of some models."""
+    from broadsight.inspection.macs import blank_model, executed_macs
+    from broadsight.layers.checks import READINGS
+
+    lines = [
+        f"| model | {' | '.join(f'parameters, `{one}` | executed MACs' for one in READINGS)} |",
+        "|---|---|---|---|---|",
+    ]
+    for name in names:
+        cells = []
+        for model in (blank_model(name, reading=one) for one in READINGS):
+            parameters, macs = sum(p.numel() for p in model.parameters()), executed_macs(model, (224, 224))
+            cells += [f"{parameters:,}", f"{macs / 1e9:.4f} G"]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def xtiny_widths(file: str = "results/emsnet_xtiny_widths.json") -> str:
+    """Figures of widths of EMSNet-XTiny, those that the tables print in bold."""
+    study = json.loads((ROOT / file).read_text("utf-8"))
+    lines = [
+        f"| widths | {' | '.join(study['figures'])} | in tables | distance |",
+        "|---" * (len(study["figures"]) + 3) + "|",
+    ]
+    for row in study["rows"]:
+        cells = []
+        for name, (low, high, _) in study["figures"].items():
+            text = f"{row['figures'][name]:.{1 if low > 99 else 2}f}"
+            cells.append(f"**{text}**" if low <= row["figures"][name] < high else text)
+        widths = ", ".join(map(str, row["widths"]))
+        lines.append(f"| {widths} | {' | '.join(cells)} | {row['reproduced']} | {row['distance']:.1%} |")
+    ranges = "; ".join(
+        f"{name} {low:g} to {high:g}, {tables}" for name, (low, high, tables) in study["figures"].items()
+    )
+    about = (
+        f"What prints as the tables do, and how many tables print it: {ranges}. Distance: how far all figures together"
+    )
+    return "\n".join(
+        [*lines, "", f"{about} are from there. The first of {study['candidates']} widths, and some others."]
+    )
+
+
+def claims(file: str = "results/reference-inference.json") -> str:
+    """How many of the published figures are reproduced, and how fast our layers are beside the published ones."""
+    from collections import Counter
+
+    from broadsight.papers.verify import verify
+
+    count = Counter(check.status for check in verify())
+    assert not count["miss"], "a figure is missed; see broadsight verify"
+    report = json.loads((ROOT / file).read_text("utf-8"))
+    ratios = {row["model"]: row["speedup"]["median"] for row in report["rows"] if row["form"] == "ours"}
+    slow, fast = min(ratios, key=lambda name: ratios[name]), max(ratios, key=lambda name: ratios[name])
+    return (
+        f"Of {count.total()} published static figures, `broadsight verify` finds {count['match']} reproduced at the "
+        f"printed precision and {count['explained']} not, with the reason; {count['not run']} are of models that we do "
+        f"not have. Inference on a CPU takes the published formulations {ratios[slow]:.2f} (`{slow}`) to "
+        f"{ratios[fast]:.2f} times (`{fast}`) as long as ours ([measured](docs/performance.md#"
+        "against-the-published-formulations)).\n"
+    )
 
 
 def dense_tables() -> str:

@@ -30,6 +30,13 @@ def contradictions() -> dict[tuple[str, str, str], str]:
     return {(family, *place): entry["why"] for family, entry in entries for place in entry["figures"]}
 
 
+@cache
+def recorded() -> dict[tuple[str, str, str], str]:
+    """Ours of every figure, by family, row and figure, as `benchmarks/record_figures.py` last wrote them."""
+    rows = ((family, row, found) for family, some in published("ours.yaml").items() for row, found in some.items())
+    return {(family, row, figure): ours for family, row, found in rows for figure, ours in found.items()}
+
+
 def static_figures(entry: dict[str, str]) -> dict[str, str]:
     """The figures of an entry that do not depend on training."""
     return {figure: entry[figure] for figure in ("params", "macs") if figure in entry}

@@ -22,7 +22,7 @@ from . import broadcast as broadcast_tables
 from . import dense as dense_tables
 from . import map as map_tables
 from .macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, count
-from .tables import Row, contradictions, more_rows, static_figures
+from .tables import Row, contradictions, more_rows, recorded, static_figures
 from .tables import published as published
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
@@ -60,9 +60,9 @@ class Check:
     ours: float | None  # of our model, in the paper's formulation; None if there is no model to run
     executed: float | None  # operations that our faster form really runs
     # "match" at the printed precision, "explained" where the papers contradict themselves or do not say enough, "not
-    # run" where there is no model, or "miss".
+    # run" where there is no model, or "miss": neither, or ours is not what is recorded of the model.
     status: str
-    note: str = ""  # why it is explained or was not run
+    note: str = ""  # why it is explained or was not run, or what ours was
 
 
 def verify(families: Sequence[str] = (), progress: Progress | None = None) -> list[Check]:
@@ -176,10 +176,13 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
             ours, run = ours - its, None if run is None or its_run is None else run - its_run
         usual = ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
         roundings = dense_tables.roundings(row, figure) if dense else usual
-        status, note = "match", ""
-        if not any(_prints(ours, paper, rounding) for rounding in roundings):
-            note = contradictions().get((family, name, figure), "")
-            status = "explained" if note else "miss"
+        place, status, note = (family, name, figure), "match", ""
+        held = recorded().get(place)
+        if held is not None and shown(ours) != held:
+            status, note = "miss", f"ours is {shown(ours)}, but was {held}: the model has changed"
+        elif not any(_prints(ours, paper, rounding) for rounding in roundings):
+            note = contradictions().get(place, "")
+            status = "explained" if note and held else "miss"
         checks.append(Check(family, row, figure, counted, paper, ours, run, status, note))
     return checks
 
@@ -199,6 +202,11 @@ def _measure(model: nn.Module, figure: str, convention: Convention) -> Measured:
     height, width = (int(side) for side in (size.split("x") * 2)[:2]) if size else SIZE
     executed, extra = count(model, (1, 3, height, width), convention=convention)
     return (executed + extra) / 1e9, executed / 1e9, convention.name
+
+
+def shown(ours: float) -> str:
+    """Ours as it is recorded."""
+    return f"{ours:.7g}"
 
 
 def _prints(ours: float, paper: str, rounding: str) -> bool:
