@@ -14,13 +14,14 @@ from ..visual.metrics import GOALS, label
 
 CLASSIFY = "--task classify"
 MIXING, BOTH_MIXINGS = "mixup or cutmix above 0", "mixup and cutmix together"
+MASKING = "mask_ratio above 0"
 # What only a model says, once it is there.
 GROUPS, DROPOUT = "models with groups of tokens, such as those under --pool map", "classifiers with dropout"
 DEPTH = "models with stochastic depth"
 
 # What values fields may have, in words and as a check. A field whose type allows None may always have that.
 RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("1 or more", lambda value: value >= 1, "epochs batch_size accumulate repeated_aug"),
+    ("1 or more", lambda value: value >= 1, "epochs batch_size accumulate repeated_aug mask_patch"),
     ("more than 0", lambda value: value > 0, "lr temperature power eps clip_norm image_size eval_size long_side"),
     ("more than 0", lambda value: value > 0, "epoch_updates"),
     ("0 or more", lambda value: value >= 0, "warmup_epochs cooldown_epochs weight_decay mixup cutmix patience min_lr"),
@@ -31,6 +32,7 @@ RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("less than 1", lambda value: value < 1, "smoothing"),
     ("two areas, the smaller first", lambda value: 0 < value[0] <= value[1], "scale"),
     ("two aspects, the smaller first", lambda value: 0 < value[0] <= value[1], "ratio"),
+    ("two shares from 0 to 1, the smaller first", lambda value: 0 <= value[0] <= value[1] <= 1, "mask_ratio"),
     ("two factors, the smaller first", lambda value: 0 < value[0] <= value[1], "resize"),
     ("two parts of the epochs, the earlier first", lambda value: 0 < value[0] <= value[1] <= 1, "milestones"),
 )
@@ -82,6 +84,8 @@ class Recipe:
     color_jitter: float = _of(0.4, "images whose colours nothing else decides")
     auto_augment: str | None = _of(None, CLASSIFY)  # such as "rand-m9-mstd0.5-inc1"; None: none
     erasing: float = _of(0.0, CLASSIFY)
+    mask_ratio: tuple[float, float] = _of((0.0, 0.0), CLASSIFY)  # least and greatest share of patches that are hidden
+    mask_patch: int = _of(14, MASKING)  # pixels of a patch's side
     mixup: float = _of(0.0, CLASSIFY)
     cutmix: float = _of(0.0, CLASSIFY)
     mixup_prob: float = _of(1.0, MIXING)
@@ -116,7 +120,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         warm_up = (f"at most epochs={self.epochs}", lambda value: value <= self.epochs, "warmup_epochs")
-        for expected, fits, which in (*RANGES, warm_up):
+        side = (any(self.mask_ratio) and self.image_size) or float("inf")
+        patch = (f"at most image_size={side}", lambda value: value <= side, "mask_patch")
+        for expected, fits, which in (*RANGES, warm_up, patch):
             for name in which.split():
                 value = getattr(self, name)
                 if value is not None and not fits(value):
@@ -159,6 +165,7 @@ def refuse_ignored(
         (DEPTH, True, here),
         (MIXING, classify and (recipe.mixup or recipe.cutmix), alone),
         (BOTH_MIXINGS, classify and recipe.mixup and recipe.cutmix, alone),
+        (MASKING, classify and any(recipe.mask_ratio), here if not classify else "nothing is hidden"),
         ("dense tasks", not classify, here),
         ("heads that find objects", task not in ("classify", "segment") and not pose, by_head),
         ("heads that take any shape", not classify and not pose and not (kind and kind.square), by_head),

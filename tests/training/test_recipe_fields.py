@@ -52,12 +52,12 @@ def refused(request: Request, name: str, model) -> bool:
 
 OF_CLASSIFIERS = {"crop_pct", "interpolation", "scale", "ratio", "auto_augment", "erasing", "mixup", "cutmix"}
 OF_CLASSIFIERS |= {"mixup_prob", "mixup_switch", "mixup_off_epoch", "smoothing", "repeated_aug", "drop_rate", "loss"}
-OF_CLASSIFIERS |= {"distill", "teacher", "alpha", "temperature", "layer_decay"}
+OF_CLASSIFIERS |= {"distill", "teacher", "alpha", "temperature", "layer_decay", "mask_ratio", "mask_patch"}
 IDLE = {"ema_warmup", "milestones", "power", "warmup_lr", "fit_batch"}  # with what tiny runs have
 IDLE |= {*OF_GROUPS, "loss_reading"}
 OF_DENSE = {"long_side", "resize", "crop", "rotation"}
 REFUSED = {
-    "classify": IDLE | OF_DENSE | {"mixup_prob", "mixup_switch", "mixup_off_epoch"},
+    "classify": IDLE | OF_DENSE | {"mixup_prob", "mixup_switch", "mixup_off_epoch", "mask_patch"},
     "retinanet": IDLE | OF_CLASSIFIERS | {"rotation"},
     "mask_rcnn": IDLE | OF_CLASSIFIERS | {"rotation"},
     "semantic_fpn": IDLE | OF_CLASSIFIERS | {"rotation", "crop"},
@@ -86,6 +86,7 @@ def test_field__that_needs_another():
     for changes, fits, idle in (
         (dict(mixup=0.2), {"mixup_prob", "mixup_off_epoch"}, {"mixup_switch"}),
         (dict(mixup=0.2, cutmix=1.0), {"mixup_prob", "mixup_off_epoch", "mixup_switch"}, set()),
+        (dict(mask_ratio=(0.0, 0.5)), {"mask_patch"}, set()),
         (dict(schedule="step"), {"milestones"}, {"min_lr", "power"}),
         (dict(schedule="poly"), {"min_lr", "power"}, {"milestones"}),
         (dict(schedule="constant"), set(), {"min_lr", "power", "milestones"}),

@@ -58,6 +58,7 @@ REFUSED = {
     "less than 1": "smoothing=1",
     "two areas, the smaller first": "scale=1,0.5",
     "two aspects, the smaller first": "ratio=0,1",
+    "two shares from 0 to 1, the smaller first": "mask_ratio=0.5,1.5 mask_ratio=-0.1,1 mask_ratio=1,0",
     "at most epochs=300": "warmup_epochs=301",
 }
 OUT_OF_RANGE = list(REFUSED)[list(REFUSED).index("1 or more") :]
@@ -96,6 +97,9 @@ def test_change__refuses_or_takes_several():
     assert [long.change({"epochs": epochs}).warmup_epochs for epochs in ("2", "20")] == [2, 5]
     words = r"warmup_epochs=3\.0; expected at most epochs=2"
     refused(words, long.change, {"epochs": "2", "warmup_epochs": "3"})
+    assert recipe.change({"mask_ratio": "0,1"}).mask_ratio == (0.0, 1.0)
+    large = dict(image_size=32, mask_ratio=(0.0, 1.0), mask_patch=64)
+    refused("mask_patch=64; expected at most image_size=32", Recipe, **large)
 
 
 def test_names_and_what_the_docs_say_of_every_field():

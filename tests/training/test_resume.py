@@ -39,7 +39,10 @@ KINDS = {
     "plain": dict(),
     "dropout": dict(changes=dict(drop_path=0.3, drop_rate=0.3, layer_decay=0.7, cooldown_epochs=1)),
     "mixing": dict(changes=dict(mixup=0.8, cutmix=1.0, mixup_off_epoch=1)),
-    "augment": dict(changes=dict(auto_augment="rand-m9-mstd0.5-inc1", erasing=0.7, optimizer="sgd", momentum=0.9)),
+    "augment": dict(
+        changes=dict(auto_augment="rand-m9-mstd0.5-inc1", erasing=0.7, optimizer="sgd", momentum=0.9)
+        | dict(mask_ratio=(0.0, 0.6), mask_patch=5)
+    ),
     "average": dict(changes=dict(ema=0.9, ema_warmup=True)),
     "accumulate": dict(broadcast="gate", changes=dict(accumulate=2, repeated_aug=2, drop_path=0.2, mixup=0.5)),
     "bfloat": dict(model="test_resnet", changes=dict(precision="bf16", channels_last=True, ema=0.5)),

@@ -105,6 +105,13 @@ def test_step__stops_mixing_and_erases_with_noise(accelerator):
     assert net.seen[0][:, 0][erased].std() > 0.5
     working(accelerator, net, erasing=0.0).step(batch)
     torch.testing.assert_close(net.seen[1], normalised(batch.images))
+    net = Net().eval()
+    work = working(accelerator, net, mask_ratio=(1.0, 1.0), mask_patch=4)
+    work.step(batch)
+    assert not net.seen.pop().any()
+    work.evaluate(net, lambda *_: None)  # of images that are whole
+    shades = torch.cat([images[:, :, 0, 0] for images in net.seen])
+    assert torch.allclose(shades, normalised(torch.arange(12.0).view(-1, 1, 1, 1))[:, :, 0, 0].expand(-1, 3))
     for odd in (dict(batch=3), dict(batch=6, accumulate=2)):
         with pytest.raises(ValueError, match="mixup and cutmix pair the images of a pass, of which there are 3; take"):
             working(accelerator, Net(), cutmix=1.0, **odd)
