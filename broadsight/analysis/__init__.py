@@ -5,7 +5,7 @@ from .. import lazy
 _PUBLIC = {
     ".inspection.attention": "find_attention watch_attention",
     ".inspection.blocks": "Block find_blocks find_layers watch_blocks",
-    "front_points": "AXES Point paper_points read_points",
+    "front_points": "AXES Point competitor_points find_tables paper_points read_points",
     "measures": "MEASURES Measure find_measure register_measure",
     "measures.dead": "DeadNeurons LayerDeath dead_neurons plot_dead_neurons",
     "measures.entropy": "LayerEntropy attention_entropy plot_attention_entropy",

@@ -1,14 +1,17 @@
-"""Points of a front: cost and accuracy of models, read from the files that other commands wrote."""
+"""Points of a front: cost and accuracy of models, from the files that other commands wrote and the papers' tables."""
 
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from ..errors import unknown
 from ..models.from_run import read_config
+from ..papers.tables import published
 
 AXES = ("latency_ms", "macs", "parameters")
 
@@ -26,6 +29,9 @@ class Point:
     high: float | None = None
     conditions: str = ""  # how the cost was measured
     model: str = ""  # the model's name in other files; the label if empty
+    size: int | None = None  # side of the images in pixels, if known
+    machine: str = ""  # that a paper timed the cost on; costs of one share no front with those of another
+    highlight: bool = False  # among a paper's rows: one of its own models
 
     def __post_init__(self) -> None:
         if self.source not in ("ours", "paper"):
@@ -51,7 +57,8 @@ def read_points(path: str | Path, x: str = "latency_ms", measured: Mapping[str, 
 
     Args:
         x: One of AXES.
-        measured: "title", "macs", "latency_ms" and "conditions" of a run, as far as known; its folder holds parameters.
+        measured: "title", "macs", "latency_ms", "input_size" and "conditions" of a run, as far as known; its folder
+            holds parameters.
     """
     check_axis(x)
     path = Path(path)
@@ -87,9 +94,42 @@ def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> li
 
     def point(row: Mapping[str, Any]) -> Point:
         cost = None if row.get(column) is None else unit * float(row[column])
-        return Point(row["model"], cost, row.get("paper_top1"), "paper", "ImageNet-1K", conditions="as published")
+        about: dict[str, Any] = dict(conditions="as published", size=224)  # which our models' papers publish for
+        return Point(row["model"], cost, row.get("paper_top1"), "paper", "ImageNet-1K", **about)
 
     return [point(row) for row in rows]
+
+
+def find_tables(names: str | Sequence[str], x: str = "all") -> dict[str, dict[str, Any]]:
+    """The papers' tables of comparison of those names, or "all"; a ValueError if one is unknown or none says `x`."""
+    known = published("competitors.yaml")["tables"]
+    names = [names] if isinstance(names, str) else list(names)
+    for name in names:
+        if name not in ("all", *known):
+            raise unknown("table of competitors", name, ("all", *known))
+    found = {name: table for name, table in known.items() if name in names or "all" in names}
+    if found and x == "latency_ms" and not any("machines" in table for table in found.values()):
+        timed = ", ".join(name for name, table in known.items() if "machines" in table)
+        raise ValueError(f"competitors={','.join(names)} print no times; take x=macs or parameters, or one of {timed}")
+    return found
+
+
+def competitor_points(tables: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> list[Point]:
+    """All rows of tables that `find_tables` gives; times once for each machine that a table names, of one image."""
+    units, points = {"macs": ("macs", 1e9), "parameters": ("params", 1e6)}, []
+    for table in tables:
+        machines = table.get("machines", {}) if check_axis(x) == "latency_ms" else {units[x][0]: ""}
+        for cells in table["rows"]:
+            row = {name: cell for name, cell in zip(table["columns"], cells, strict=True) if cell}
+            about: dict[str, Any] = dict(conditions="as published", highlight=fnmatch(row["model"], table["ours"]))
+            about |= dict(size=int(row["size"]) if "size" in row else None)
+            for column, machine in machines.items():
+                cost = float(row[column]) if column in row else None
+                if cost is not None:
+                    cost = 1000 / cost if column == "throughput" else cost * units.get(x, ("", 1.0))[1]
+                data = f"ImageNet-1K ({table['source']})"
+                points.append(Point(row["model"], cost, float(row["top1"]), "paper", data, machine=machine, **about))
+    return points
 
 
 def _of_evaluation(record: Mapping[str, Any], x: str, path: Path) -> Iterator[Point]:
@@ -125,6 +165,7 @@ def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False
         if len(samples) > 1:
             latency["quartiles"] = statistics.quantiles(samples, n=4, method="inclusive")[::2]
         costs = {"latency_ms": latency, "macs": row["macs"], "parameters": row["params"]}
+        costs["input_size"] = [0, *(row.get("size") or settings["size"])]
         yield replace(point_of(label, costs, x, None, "", ", ".join(words)), model=model)
 
 
@@ -132,7 +173,8 @@ def _of_run(path: Path, x: str, measured: Mapping[str, Any]) -> Point:
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} holds neither an evaluation nor a run; give what eval or train wrote")
     try:
-        run = dict(read_config(path).get("broadsight", {}))
+        config = read_config(path)
+        run, takes = dict(config.get("broadsight", {})), dict(config.get("pretrained_cfg") or {})
         task, data = run.get("task", "classify"), dict(run.get("settings", {})).get("data")
         metrics = path / "metrics.jsonl"
         found = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()] if metrics.is_file() else []
@@ -143,7 +185,7 @@ def _of_run(path: Path, x: str, measured: Mapping[str, Any]) -> Point:
     if task != "classify":
         raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
     known = {key: one for key, one in measured.items() if one is not None}
-    costs: dict[str, Any] = {"parameters": run.get("parameters")} | known
+    costs: dict[str, Any] = dict(parameters=run.get("parameters"), input_size=takes.get("input_size")) | known
     data = ", ".join(filter(None, [str(data or ""), "val"]))
     return point_of(costs.get("title") or path.absolute().name, costs, x, best, data, costs.get("conditions", ""))
 
@@ -151,7 +193,8 @@ def _of_run(path: Path, x: str, measured: Mapping[str, Any]) -> Point:
 def point_of(label: str, costs: Mapping[str, Any], x: str, accuracy: float | None, data: str, conditions: str) -> Point:
     """A point of our own. Without quartiles, half of a latency's spread lies to either side, from the minimum on.
 
-    Costs are by axis: None, a number, or a latency with "median", "minimum", "spread" and perhaps "quartiles".
+    Costs are by axis: None, a number, or a latency with "median", "minimum", "spread" and perhaps "quartiles"; the
+    "input_size" beside them is (C, H, W).
     """
     cost = costs.get(x)
     at, low, high = None, None, None
@@ -161,4 +204,5 @@ def point_of(label: str, costs: Mapping[str, Any], x: str, accuracy: float | Non
         cost = cost if isinstance(cost, Mapping) else vars(cost)
         at, half = cost["median"], cost["median"] * cost["spread"] / 2
         low, high = cost.get("quartiles", (min(at, max(at - half, cost["minimum"])), at + half))
-    return Point(label, at, accuracy, "ours", data, low, high, conditions if x == "latency_ms" else "")
+    size = round(math.prod(costs["input_size"][1:]) ** 0.5) if costs.get("input_size") else None
+    return Point(label, at, accuracy, "ours", data, low, high, conditions if x == "latency_ms" else "", size=size)

@@ -23,9 +23,10 @@ from ..evaluation.tasks import Task
 from ..options import TIMM_NAMES
 from ..prediction.classification import useful_workers
 from ..runs.classifier import Classifier
-from .front_points import Point, paper_points, point_of, read_points
+from .front_points import Point, competitor_points, find_tables, paper_points, point_of, read_points
 from .images import Batches, images_for
 from .measures import MEASURES, Measure, check_suits, find_measure
+from .measures.base import taken
 from .request import SHOWN, Request
 from .subjects import RANDOM, Subject, open_subjects
 
@@ -124,13 +125,13 @@ def analyze_models(request: Request, measure: Measure, progress: Progress) -> An
             seconds[subject.label] = time.monotonic() - start
     how: dict[str, Any] = dict(batch=loading["batch"], threads=threads, workers=loading["workers"])
     how |= dict(device=subjects[0].normalise.device.type, seconds=time.monotonic() - started, interrupted=bool(notes))
-    found = _noted(found, skipped, subjects, notes)
+    found = _noted(found, skipped, subjects, [*notes, *measure.notes(results)])
     return Analysis(request, measure, tuple(subjects), results, seconds, settings, found, skipped, how)
 
 
 def _measured(measure: Measure, images: Batches, settings: Mapping[str, Any], seen: Callable[[int], None]) -> Any:
     subject, source = images.subject, images.source
-    options = dict(batch_size=images.batch, seen=seen, **settings)
+    options = dict(batch_size=images.batch, seen=seen, **settings) | taken(measure.run, {"series": subject.series})
     try:
         if measure.takes == "classifier":
             result = measure.run(subject.classifier, source, workers=images.workers, strict=images.strict, **options)
@@ -175,13 +176,14 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
     """
     started = time.monotonic()
     settings = measure.settings(request.set)
-    if not request.models and not settings["paper"]:
-        wanted = "runs, timm names, what eval or bench --json wrote; or --set paper='mat_*'"
+    tables = find_tables(settings["competitors"], settings["x"] if not request.models else "all")
+    if not request.models and not settings["paper"] and not tables:
+        wanted = "runs, timm names, what eval or bench --json wrote; or --set paper='mat_*' or competitors=mat"
         raise ValueError(f"analyze front needs MODEL|RUN: {wanted}")
     named = {one: Path(one) for one in request.models if isinstance(one, str)}
     read = [one for one, path in named.items() if path.is_file() or (path / "evaluation.json").is_file()]
     skipped: dict[str, str] = {}
-    found = Found((), "", (), dict(kind="files", data=", ".join(read)))  # ty: ignore[invalid-argument-type]
+    found = Found((), "", (), dict(kind="files", data=", ".join([*read, *tables])))  # ty: ignore[invalid-argument-type]
     with fixed_threads(threads := _threads(request)):
         subjects = open_subjects(replace(request, models=tuple(one for one in request.models if one not in read)))
         classifiers = [_classifier(subject) for subject in subjects]
@@ -208,15 +210,16 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
         known = [point for name in read for point in read_points(name, axis)]
         for subject, classifier, cost in zip(subjects, classifiers, costs, strict=True):
             about = dict(parameters=classifier.parameters, macs=cost["macs"], latency_ms=cost["latency"])
+            about["input_size"] = (subject.transforms.channels, *[subject.transforms.size] * 2)
             label, timed = subject.label, f"{device}, {threads} threads, batch 1"
             if label in accuracies:
                 known.append(point_of(label, about, axis, accuracies[label], data, timed))
             else:
                 known += read_points(subject.source, axis, about | dict(title=label, conditions=timed))
-        return known + paper_points(published, axis)
+        return known + paper_points(published, axis) + competitor_points(tables.values(), axis)
 
     results = measure.run(points, **measure.of_run(settings))
-    found = _noted(found, skipped, subjects, [note for one in results.values() for note in one.notes])
+    found = _noted(found, skipped, subjects, measure.notes(results))
     how["seconds"] = time.monotonic() - started
     return Analysis(request, measure, tuple(subjects), results, {}, settings, found, skipped, how)
 

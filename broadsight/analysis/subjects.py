@@ -1,9 +1,10 @@
 """The models that are measured, opened from what the user calls them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +37,19 @@ class Subject:
         if self.classifier is not None:
             return self.classifier.run.get("broadsight", {}).get("settings", {}).get("data")
         return self.dense.settings.get("data") if self.dense else None
+
+    @property
+    def series(self) -> str:
+        """What it shares with runs of other numbers of class tokens: model, pool and weights of the losses."""
+        run: Mapping[str, Any] = self.classifier.run.get("broadsight", {}) if self.classifier else {}
+        settings, recipe = run.get("settings", {}), run.get("recipe", {})
+        arguments = {**(settings.get("model_args") or {}), **(settings.get("pool_args") or {})}
+        words = [f"{name} {value}" for name, value in arguments.items() if name not in ("groups", "tokens")]
+        words = [self.classifier.title if self.classifier else self.label, *words]
+        if "intra" in recipe and "inter" in recipe:
+            weights = f"intra {recipe['intra']:g}, inter {recipe['inter']:g}"
+            words.append(weights if recipe["intra"] or recipe["inter"] else "no distillation")
+        return ", ".join(words)
 
 
 def open_subjects(request: Request) -> list[Subject]:

@@ -40,13 +40,15 @@ def pooled(tmp_path_factory, images):
     model = broadsight.swap_pool("test_resnet", "map", **pool, num_classes=2)
     write_weights(model, folder / "model.safetensors")
     settings = dict(data=str(images), val=None, split=0.3, root=None, seed=0, model="test_resnet", pool="map")
+    settings |= dict(broadcast=None, pool_args=pool)
+    recipe = dict(image_size=SIZE, intra=1.0, inter=-0.8)
     config = dict(
         architecture="edited",
         num_classes=2,
         label_names=["cat", "dog"],
         model_args=dict(backbone="test_resnet", pool="map", pool_args=pool),
         pretrained_cfg=dict(input_size=[3, SIZE, SIZE], mean=[0.5] * 3, std=[0.5] * 3, num_classes=2),
-        broadsight=dict(task="classify", settings=settings | dict(broadcast=None), recipe=dict(image_size=SIZE)),
+        broadsight=dict(task="classify", settings=settings, recipe=recipe),
     )
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "metrics.jsonl").write_text('{"kind": "epoch", "val_top1": 40.0}\n{"kind": "epoch", "val_top1": 75.0}\n')
@@ -141,6 +143,8 @@ def test_labels_reach_the_tokens(images, pooled, tmp_path):
     (votes,) = found.results.values()
     assert votes.images == 2 and votes.bias in (0.0, 0.5, 1.0)  # a hold-out of one cat and one dog
     assert found.found.description["part"] == "val"
+    assert any(note.startswith("curves over the number of class tokens need runs") for note in found.notes)
+    assert votes.series == "test_resnet-map, dim 24, heads 2, mlp_dim 48, intra 1, inter -0.8"
     unlabelled = analyze(ask("tokens", pooled, data=str(images / "*" / "00*.png")))
     (votes,) = unlabelled.results.values()
     assert votes.images == 7 and votes.bias is None and any("has no labels" in note for note in unlabelled.notes)
@@ -165,6 +169,7 @@ def test_front_of_a_run_has_the_accuracy_of_its_training_or_that_on_data(images,
     assert list(found.results) == ["latency_ms", "macs", "parameters"]
     ((point,),) = [one.points for one in found.results["parameters"].fronts]
     assert (point.x, point.accuracy) == (sum(p.numel() for p in found.subjects[0].model.parameters()), 75.0)
+    assert point.size == SIZE
     record = record_of(found)
     assert record["results"]["macs"]["fronts"][0]["points"][0]["label"] == "test_resnet-map"
     assert "result" not in record["models"][0]
@@ -178,9 +183,26 @@ def test_front_of_a_run_has_the_accuracy_of_its_training_or_that_on_data(images,
     assert "RANDOM WEIGHTS: test_resnet" in heading(found)
 
 
+def test_front_of_published_tables_beside_a_run(pooled):
+    beside = Request(
+        "front", (str(pooled),), threads=1, device="cpu", size=SIZE, set={"competitors": ("map-ga", "mat")}
+    )
+    found = analyze(beside)
+    assert list(found.results) == ["latency_ms", "latency_ms, RTX 3090 as published", "macs", "parameters"]
+    assert [len(one.fronts) for one in found.results.values()] == [1, 1, 3, 2]
+    assert found.notes == ("left out, size unknown: GA-ResNet50, MAP-ResNet50, GA-ViT-S, MAP-ViT-S",)
+    point = record_of(found)["results"]["macs"]["fronts"][2]["points"][0]
+    assert (point["label"], point["size"], point["machine"], point["highlight"]) == ("EfficientViT-M4", 224, "", False)
+    alone = analyze(Request("front", (), set={"competitors": "all", "x": "latency_ms"}))
+    assert len(alone.results) == 3 and heading(alone).startswith("front: map, map-scaled")
+
+
 def test_front_refusals(run, tmp_path):
     assert "needs MODEL|RUN" in refusal(lambda: analyze(Request("front", ())))
     assert "needs --data" in refusal(lambda: analyze(ask("front", "test_resnet", pretrained=False)))
+    for options, words in ((dict(competitors="mapp"), "did you mean 'map'?"), (dict(x="latency_ms"), "print no times")):
+        wrong = Request("front", (), set=dict(competitors="mat") | options)
+        assert words in refusal(lambda wrong=wrong: analyze(wrong))
     assert "none of our models" in refusal(lambda: analyze(Request("front", (), set={"paper": "x_*"})))
     (tmp_path / "bad.json").write_text("{}")
     assert "holds no accuracy" in refusal(lambda: analyze(Request("front", (str(tmp_path / "bad.json"),))))

@@ -25,6 +25,7 @@ class Measure:
     plot: Callable[..., Any]  # ({label: result}, and options) -> figure
     rows: Callable[[Any], Rows]  # result -> what a table shows
     record: Callable[[Any], Any] = lambda result: result.record()  # result -> plain types
+    notes: Callable[[Any], Sequence[str]] = lambda results: ()  # {label: result} -> what users should know
     thing: str = "blocks that give a map"  # what a model must have for it
     examples: str = "resnet50, deit_small_patch16_224, mat_2 or any run that classifies"  # names of models that have it
     suits: Callable[[nn.Module], bool] = lambda model: True  # whether a model has it

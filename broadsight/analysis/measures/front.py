@@ -1,7 +1,7 @@
 """Which models are worth their cost: fronts of accuracy over latency, MACs or parameters.
 
 Published accuracies and measured ones are of different trainings, mostly of different images too, so they never
-share a front; neither do accuracies on different data.
+share a front; neither do accuracies on different data, rows of different tables, or times of different machines.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ UNITS = {  # name, unit, the number of plain units in one, and the column of a t
 }
 MARKERS = {"ours": "oDv^P", "paper": "sX*<>"}
 WIDE = 20.0  # largest over smallest cost beyond which the axis is logarithmic
+AREA, UNKNOWN, LEAST = 42.0, 14.0, 6.0  # of a mark, in square points: at 224 pixels, at unknown size, and at least
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def pareto_front(points: Iterable[Point]) -> list[Point]:
 
 
 def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
-    """A front for each source and data.
+    """A front for each source, data and machine.
 
     A point without accuracy, as from a benchmark, lends its cost to points of the same model without one.
     """
@@ -68,11 +69,11 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     points, notes = _joined(list(points), UNITS[x][0])
     if not points:
         raise ValueError("; ".join([f"no model has both accuracy and {UNITS[x][0]}", *notes]))
-    groups: dict[tuple[str, str], list[Point]] = {}
+    groups: dict[tuple[str, str, str], list[Point]] = {}
     for point in points:
-        groups.setdefault((point.source, point.data), []).append(point)
+        groups.setdefault((point.source, point.data, point.machine), []).append(point)
     found = []
-    for (source, data), members in groups.items():
+    for (source, data, _), members in groups.items():
         members = tuple(sorted(members, key=_place))
         found.append(Front(source, data, members, tuple(pareto_front(members))))
         if len(conditions := sorted({point.conditions for point in members})) > 1:
@@ -80,14 +81,27 @@ def fronts(points: Iterable[Point], x: str = "latency_ms") -> Fronts:
     return Fronts(x, tuple(found), tuple(notes))
 
 
-def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", paper: str = "") -> dict[str, Fronts]:
-    """Fronts over one of AXES, or over "all" that have any `points`; whoever makes these looks at `paper`."""
+def fronts_over(
+    points: Callable[[str], Iterable[Point]], *, x: str = "all", paper: str = "", competitors: str | Sequence[str] = ()
+) -> dict[str, Fronts]:
+    """Fronts over one of AXES, or over "all" that have any `points`, and by themselves those that a paper has timed.
+
+    Whoever makes the points looks at `paper` and `competitors`.
+    """
     found, failures = {}, []
     for axis in AXES if x == "all" else (x,):
         try:
-            found[axis] = fronts(points(axis), axis)
+            machines: dict[str, list[Point]] = {"": []}
+            for point in points(axis):
+                machines.setdefault(point.machine, []).append(point)
         except ValueError as error:
             failures.append(error)
+            continue
+        for machine, timed in machines.items():
+            try:
+                found[f"{axis}, {machine} as published" if machine else axis] = fronts(timed, axis)
+            except ValueError as error:
+                failures.append(error)
     if not found:
         raise failures[0]
     return found
@@ -95,11 +109,16 @@ def fronts_over(points: Callable[[str], Iterable[Point]], *, x: str = "all", pap
 
 @draws(Fronts, "fronts")
 def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
-    """Draw accuracy over cost: each front a line of steps, broken for published ones; others are pale."""
+    """Draw accuracy over cost: each front a line of steps, broken for published ones; others are pale.
+
+    Where images are of several sizes, the radius of a mark is in proportion to them.
+    """
     figure = new_figure(1.5 + 6.0 * len(fronts), 5.4)
     panels = figure.subplots(1, len(fronts), squeeze=False).flatten()
     styles: dict[tuple[str, str], tuple[str, str]] = {}  # colour and marker of each source and data
     handles: dict[str, Any] = {}
+    drawn = [point for one in fronts.values() for front in one.fronts for point in front.points]
+    areas = _areas({point.size for point in drawn})
     for panel, (title, one) in zip(panels, fronts.items(), strict=True):
         name, unit, scale, _ = UNITS[one.x]
         costs = [point.x / scale for front in one.fronts for point in front.points if point.x is not None]
@@ -109,24 +128,29 @@ def plot_fronts(fronts: Mapping[str, Fronts]) -> Figure:
             marks, before = MARKERS[front.source], sum(source == front.source for source, _ in styles)
             new = PALETTE[len(styles) % len(PALETTE)], marks[before % len(marks)]
             style = styles.setdefault((front.source, front.data), new)
-            handles[front.title] = _draw(panel, front, style, scale, max(costs))
+            handles[front.title] = _draw(panel, front, style, scale, max(costs), areas)
         panel.set(xlabel=f"{name}, {unit}", ylabel="top-1, %", title=title)
         panel.margins(x=0.12, y=0.1)
-    columns = min(2, len(handles))
+    if any(point.highlight for point in drawn):
+        handles["filled: of the paper itself"] = _mark(AREA)
+    if len(areas) > 1:
+        handles |= {f"{size} pixels" if size else "pixels not given": _mark(area) for size, area in areas.items()}
+    columns = min(2 if len(panels) == 1 else 3, len(handles))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
     for panel, one in zip(panels, fronts.values(), strict=True):
         scale = UNITS[one.x][2]
-        shown = [(point, point in front.best) for front in one.fronts for point in front.points]
+        shown = [(p, p.highlight or p in front.best) for front in one.fronts for p in front.points]
         name_points(figure, panel, [(p.label, p.x / scale, p.accuracy, best) for p, best in shown])  # ty: ignore
     return figure
 
 
 def rows(result: Fronts) -> Rows:
     _, _, scale, column = UNITS[result.x]
-    return ("model", column, "top-1 %", "on the front", "of"), [
-        (point.label, (point.x or 0.0) / scale, point.accuracy, "yes" if point in one.best else "no", one.title)
+    return ("model", column, "top-1 %", "on the front", "of", "pixels"), [
+        (point.label, (point.x or 0.0) / scale, point.accuracy, "yes" if point in one.best else "no", one.title, size)
         for one in result.fronts
         for point in one.points
+        for size in (point.size,)
     ]
 
 
@@ -168,7 +192,23 @@ def _unknown(point: Point, cost: str) -> str:
     return f"{' and '.join(unknown)} unknown{run}" if unknown else "a number not finite"
 
 
-def _draw(panel: Any, front: Front, style: tuple[str, str], scale: float, end: float) -> Any:
+def _areas(sizes: Iterable[int | None]) -> dict[int | None, float]:
+    """Areas of marks by the size of the images, small first; all alike if there is one size."""
+    if len(ordered := sorted(set(sizes), key=lambda size: size or 0)) < 2:
+        return dict.fromkeys(ordered, AREA)
+    return {size: max(LEAST, AREA * (size / 224) ** 2) if size else UNKNOWN for size in ordered}
+
+
+def _mark(area: float) -> Any:
+    """An entry for the legend: a grey disc."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color="grey", linestyle="", marker="o", markersize=area**0.5)
+
+
+def _draw(
+    panel: Any, front: Front, style: tuple[str, str], scale: float, end: float, areas: Mapping[int | None, float]
+) -> Any:
     """Draw the front's line, points and bars; its entry for the legend."""
     from matplotlib.lines import Line2D
 
@@ -183,17 +223,28 @@ def _draw(panel: Any, front: Front, style: tuple[str, str], scale: float, end: f
         if point.low is not None and point.high is not None:
             bar = [[max(0.0, point.x - point.low) / scale], [max(0.0, point.high - point.x) / scale]]
             panel.errorbar(x, point.accuracy, xerr=bar, color=colour, alpha=alpha, capsize=2, linewidth=1)
-        marks: dict[str, Any] = dict(s=42, marker=marker, color=face, edgecolor=colour, alpha=alpha, zorder=3)
+        inside = colour if point.highlight else face
+        marks: dict[str, Any] = dict(s=areas[point.size], marker=marker, color=inside, edgecolor=colour)
+        marks |= dict(alpha=alpha, zorder=3)
         panel.scatter(x, point.accuracy, **marks)
     return Line2D([], [], color=colour, linestyle=line, marker=marker, markerfacecolor=face)
 
 
 ABOUT = "which models are worth their cost: accuracy over latency, MACs and parameters"
-SOURCE = "MAP, Fig. 7d; MAT, Fig. 4.4; PartialFormer, Fig. 5.1"
+SOURCE = "MAP, Figs. 1 and 7d; MAT, Fig. 4.4; PartialFormer, Fig. 5.1"
 TAKES: dict[str, Any] = dict(batch=64, takes="files", labels="needed")
 OPTIONS = {
     "x": "latency_ms, macs, parameters or all",
     "paper": "published accuracies too, of our models whose names match, such as 'mat_*'",
+    "competitors": "what the papers compare with: all, or tables such as map, map-sizes, emsnet, mat, partialformer",
 }
+
+
+def notes(results: Mapping[str, Fronts]) -> list[str]:
+    """What was left out of any of the fronts, and warnings."""
+    return [note for one in results.values() for note in one.notes]
+
+
 FUNCTIONS = fronts_over, plot_fronts, rows
+TAKES["notes"] = notes
 register_measure(Measure("front", ABOUT, SOURCE, *FUNCTIONS, **OF_CLASSIFIERS, **TAKES, options=OPTIONS, order=11))

@@ -3,8 +3,9 @@
 The bias says how often all tokens together are wrong; the variance how often a token answers otherwise than all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ...inspection.passing import Images, Seen, check_model, pass_images
 from ...inspection.watch import uncompiled
+from ...papers.tables import published
 from ...visual.plots import PALETTE
 from .base import Measure, Rows, register_measure
 from .frame import Figure, Result, count_from_one, draws, new_figure, style_of
@@ -139,10 +141,29 @@ class TokenVotes(Result):
     token_error: float | None  # how often a token is wrong, on average over tokens
     per_group: tuple[GroupVotes, ...]
     per_token: tuple[tuple[float, ...], ...]  # how often each token answers otherwise than the aggregate, by group
+    series: str = ""  # the curve that it is a point of, over the number of tokens
+
+    @property
+    def total(self) -> int:
+        """The number of tokens in all groups."""
+        return self.groups * self.tokens
+
+    @property
+    def accuracy(self) -> float | None:
+        return None if self.bias is None else 1 - self.bias
+
+    def record(self) -> dict[str, Any]:
+        return super().record() | dict(total=self.total, accuracy=self.accuracy)
 
 
 def token_votes(
-    model: nn.Module, images: Images, labels: Tensor | None = None, *, batch_size: int = 8, seen: Seen | None = None
+    model: nn.Module,
+    images: Images,
+    labels: Tensor | None = None,
+    *,
+    series: str = "",
+    batch_size: int = 8,
+    seen: Seen | None = None,
 ) -> TokenVotes:
     """Bias and variance of the class tokens of a model with multi-token pooling.
 
@@ -153,6 +174,7 @@ def token_votes(
         model: With `forward_groups`, as of `broadsight.swap_pool(name, "map")` or map_resnet50.
         images, batch_size, seen: As for `pass_images`; the second of a tuple of images is their labels.
         labels: (B,) class numbers of images that come as one tensor. Without labels there is no bias.
+        series: What the model has in common with others of more or fewer tokens, which are drawn as one curve.
     """
     votes: list[list[Tensor]] = []
 
@@ -161,10 +183,12 @@ def token_votes(
         votes.append(said if answers.labels is None else [*said, answers.labels.cpu()])
 
     hear_tokens(model, images, labels, hear, batch_size=batch_size, seen=seen)
-    return _counted(*map(torch.cat, zip(*votes, strict=True)))
+    return _counted(series, *map(torch.cat, zip(*votes, strict=True)))
 
 
-def _counted(tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor | None = None) -> TokenVotes:
+def _counted(
+    series: str, tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor | None = None
+) -> TokenVotes:
     """From the classes that tokens (N, G, T), groups (N, G) and the aggregate (N,) vote for."""
 
     def error(values: Tensor) -> float | None:
@@ -184,12 +208,82 @@ def _counted(tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor |
     errors = bias_error, error(differing.flatten(1).mean(1)), token_error
     per_group = tuple(map(GroupVotes, biases, within.tolist(), per_token.mean(1).tolist()))
     by_token = tuple(map(tuple, per_token.tolist()))
-    return TokenVotes(*tokens.shape, bias, per_token.mean().item(), *errors, per_group, by_token)
+    values: Any = *tokens.shape, bias, per_token.mean().item(), *errors, per_group, by_token, series
+    return TokenVotes(*values)
+
+
+def curves_of(votes: Mapping[str, TokenVotes]) -> dict[str, list[TokenVotes]]:
+    """The models of every series, fewest tokens first; a model without one is a series of its own.
+
+    A series with one number of tokens in several ways, such as 2 x 4 and 4 x 2, is split by the number of groups.
+    """
+    found: dict[str, list[TokenVotes]] = {}
+    for label, one in sorted(votes.items(), key=lambda item: item[1].total):
+        found.setdefault(one.series or label, []).append(one)
+    for series, members in list(found.items()):
+        if len({(one.total, one.groups) for one in members}) > len({one.total for one in members}):
+            del found[series]
+            for one in members:
+                found.setdefault(f"{series}, {one.groups} group{'s' if one.groups > 1 else ''}", []).append(one)
+    return found
 
 
 @draws(TokenVotes, "token_votes")
-def plot_token_votes(votes: Mapping[str, TokenVotes]) -> Figure:
-    """Draw bias and variance of each model, with standard errors, and beside them the variance group by group."""
+def plot_token_votes(votes: Mapping[str, TokenVotes], *, paper: bool = False) -> Figure:
+    """Draw accuracy, bias and variance over the number of tokens, a curve for each series, with standard errors.
+
+    Where no series has several numbers of tokens these are bars, and beside them the variance group by group. `paper`
+    adds the published accuracies, of another training, as broken lines.
+    """
+    curves = curves_of(votes)
+    return _draw_curves(curves, paper) if paper or _several(curves) else _draw_bars(votes)
+
+
+def notes(votes: Mapping[str, TokenVotes]) -> list[str]:
+    """What curves need, where there are none."""
+    if _several(curves_of(votes)):
+        return []
+    runs = "runs that differ in --pool-args groups or tokens alone, such as tokens=1, 2, 4 and 8"
+    return [f"curves over the number of class tokens need {runs}; these are bars"]
+
+
+def _several(curves: Mapping[str, Sequence[TokenVotes]]) -> bool:
+    return any(len({one.total for one in members}) > 1 for members in curves.values())
+
+
+def _draw_curves(curves: Mapping[str, Sequence[TokenVotes]], paper: bool) -> Figure:
+    figure = new_figure(13, 4.6)
+    panels = figure.subplots(1, 3)
+    # of an image right is the opposite of wrong, so that both have one standard error
+    for panel, name in zip(panels, ("accuracy", "bias", "variance"), strict=True):
+        for number, (label, members) in enumerate(curves.items()):
+            values: dict[int, list[float]] = {}
+            for one in members:
+                if (value := getattr(one, name)) is not None:
+                    values.setdefault(one.total, []).append(100 * value)
+                    spread = 100 * ((one.variance_error if name == "variance" else one.bias_error) or 0.0)
+                    panel.errorbar(one.total, 100 * value, spread, **style_of(number), linestyle="", capsize=2)
+            if values:
+                panel.plot(list(values), list(map(fmean, values.values())), color=style_of(number)["color"])
+            panel.plot([], [], **style_of(number), label=label)
+        titles = dict(title=name if name == "accuracy" else f"{name} error", xlabel="class tokens")
+        panel.set(**titles, ylabel="of tokens, %" if name == "variance" else "of images, %")
+    if paper:
+        printed = published("competitors.yaml")["class_tokens"]
+        for grey, (way, row) in zip(("0.65", "0.35"), printed["rows"].items(), strict=True):
+            label, style = f"published, {way} ({printed['source']})", dict(color=grey, linestyle="--", marker=".")
+            panels[0].plot([int(count) for count in row], [float(value) for value in row.values()], **style)
+            panels[-1].plot([], [], **style, label=label)
+    ticks = sorted({int(x) for panel in panels for line in panel.lines for x in line.get_xdata()})
+    for panel in panels:
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ticks, list(map(str, ticks)))
+        panel.set_ylim(bottom=0 if panel is not panels[0] else None)
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _draw_bars(votes: Mapping[str, TokenVotes]) -> Figure:
     figure = new_figure(max(9, 5 + 1.1 * len(votes)), 4.2)
     whole, by_group = figure.subplots(1, 2)
     for part, (name, hatch) in enumerate({"bias": "", "variance": "//"}.items()):
@@ -231,4 +325,6 @@ def rows(result: TokenVotes) -> Rows:
 
 ABOUT = "bias and variance of class tokens: how often all of them are wrong, and how often one differs from all"
 FUNCTIONS = token_votes, plot_token_votes, rows
-register_measure(Measure("tokens", ABOUT, "MAP, Eq. 2 and Fig. 4", *FUNCTIONS, **OF_TOKENS, least=2, order=6))
+OPTIONS = {"paper": "true: MAP's published accuracies too, as broken lines"}
+TAKES: dict[str, Any] = dict(least=2, order=6, notes=notes, options=OPTIONS)
+register_measure(Measure("tokens", ABOUT, "MAP, Eq. 2 and Fig. 4", *FUNCTIONS, **OF_TOKENS, **TAKES))

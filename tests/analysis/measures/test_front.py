@@ -11,10 +11,22 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from broadsight.analysis import AXES, Point, fronts, paper_points, pareto_front, plot_fronts, read_points
+from broadsight.analysis import (
+    AXES,
+    Point,
+    competitor_points,
+    find_tables,
+    fronts,
+    paper_points,
+    pareto_front,
+    plot_fronts,
+    read_points,
+)
+from broadsight.analysis.measures.front import fronts_over
 from broadsight.benchmark import run as benchmark
 from broadsight.benchmark.candidates import Settings
 from broadsight.benchmark.timing import Summary
+from broadsight.papers.tables import published
 from tests.training.small_runs import refusal
 
 ROWS = [  # as broadsight.papers.verify.catalogue gives them
@@ -131,7 +143,9 @@ def test_an_evaluation(tmp_path):
     path = written(tmp_path / "evaluation.json", EVALUATION)
     mine, other = read_points(path)
     conditions = "cpu, 1 threads, batch 1, 96x96"
-    assert mine == Point("mine", 10.0, 56.0, "ours", "scenes:60, val", 9.5, 12.0, conditions)  # none below the fastest
+    quartiles = 9.5, 12.0  # none below the fastest
+    assert mine == Point("mine", 10.0, 56.0, "ours", "scenes:60, val", *quartiles, conditions, size=96)
+    assert other.size is None
     assert (other.label, other.x, other.low, other.accuracy) == ("other", 7.0, None, 53.0)
     assert read_points(tmp_path, "macs")[0].x == 15105024 and read_points(tmp_path, "macs")[1].x is None
     assert [point.x for point in read_points(path, "parameters")] == [510230, 3]
@@ -144,13 +158,13 @@ def test_a_benchmark(tmp_path):
     small, *_ = read_points(written(tmp_path / "bench.json", BENCH))
     conditions = "cpu, 1 threads, batch 2, 224x224, float32"
     # a batch of two takes 16, 18, 20, 22, 28: quartiles 18 and 22
-    assert small == Point("small", 10.0, None, "ours", "", 9.0, 11.0, conditions, "small")
+    assert small == Point("small", 10.0, None, "ours", "", 9.0, 11.0, conditions, "small", 224)
     assert read_points(tmp_path / "bench.json", "macs")[0].x == 8
     assert read_points(tmp_path / "bench.json", "parameters")[0].low is None
     other = {**BENCH, "settings": BENCH["settings"] | {"size": [64, 32]}}
     sizes = {"growth_from": 512, "rows": [], "reports": [BENCH, other]}
     found = read_points(written(tmp_path / "sizes.json", sizes))
-    assert [point.label for point in found][::3] == ["small at 224x224", "small at 64x32"]
+    assert [(point.label, point.size) for point in found][::3] == [("small at 224x224", 224), ("small at 64x32", 45)]
     assert {point.name for point in found} == {"small", "mine", "stranger"}
     runtimes = {**BENCH, "rows": [row | {"runtime": r} for row in BENCH["rows"] for r in ("eager", "compile")]}
     labels = [point.label for point in read_points(written(tmp_path / "two.json", runtimes))]
@@ -178,11 +192,12 @@ def test_a_real_benchmark(tmp_path):
 
 def test_a_run(tmp_path):
     run = {"task": "classify", "parameters": 1000, "settings": {"data": "flowers"}}
-    written(tmp_path / "config.json", {"architecture": "test_resnet", "broadsight": run})
+    takes = {"input_size": [3, 48, 48]}
+    written(tmp_path / "config.json", {"architecture": "test_resnet", "pretrained_cfg": takes, "broadsight": run})
     lines = [{"kind": "updates", "loss": 1.0}, {"kind": "epoch", "val_top1": 60.0}, {"kind": "epoch", "val_top1": 58.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (found,) = read_points(tmp_path, "parameters")
-    assert found == Point(tmp_path.name, 1000.0, 60.0, "ours", "flowers, val")
+    assert found == Point(tmp_path.name, 1000.0, 60.0, "ours", "flowers, val", size=48)
     assert read_points(tmp_path)[0].x is None
     measured = {"title": "resnet-map", "macs": 5, "latency_ms": Summary(10.0, 1.0, 0.2), "parameters": None}
     (found,) = read_points(tmp_path, measured=measured)
@@ -196,13 +211,98 @@ def test_a_run(tmp_path):
 
 def test_published_figures(tmp_path):
     small, large, unknown = paper_points(ROWS, "macs")
-    assert small == Point("small", 0.5e9, 73.1, "paper", "ImageNet-1K", conditions="as published")
+    assert small == Point("small", 0.5e9, 73.1, "paper", "ImageNet-1K", conditions="as published", size=224)
     assert large.x is None and unknown.accuracy is None
     assert [point.x for point in paper_points(ROWS, "parameters")] == pytest.approx([5.4e6, 50e6, 9e6])
     assert read_points(written(tmp_path / "list.json", ROWS), "macs") == [small, large, unknown]
     found = fronts(paper_points(ROWS, "parameters"), "parameters")
     assert [point.label for point in found.fronts[0].best] == ["small", "large"]
     assert found.notes == ("left out, published accuracy unknown: unknown",)
+
+
+def test_tables_of_competitors__as_printed():
+    """Numbers typed once more from the papers, and those of ours that other files repeat."""
+    tables = find_tables("all")
+    counts = {name: len(table["rows"]) for name, table in tables.items()}
+    assert counts == {"map": 31, "map-scaled": 26, "map-sizes": 12, "map-pools": 10, "map-steps": 16, "map-ga": 4} | {
+        "emsnet": 24, "emsnet-latency": 11, "mat": 47, "partialformer": 72
+    }  # fmt: skip
+    for name, x, label, size, cost, accuracy, ours in (
+        ("map", "macs", "NFNet-F1", None, 35.5e9, 84.7, False),
+        ("map", "latency_ms", "MAP-MaxViT-S", None, 1000 / 613, 85.0, True),
+        ("map-scaled", "parameters", "MAP-FasterViT-3", None, 187.0e6, 84.2, True),
+        ("map-sizes", "latency_ms", "MAP-ResNet101", 320, 1000 / 454.2, 83.9, True),
+        ("map-sizes", "macs", "MAP-ResNet75 distilled", 320, 20.8e9, 84.3, True),
+        ("map-pools", "latency_ms", "CAP-ResNet50", None, 1000 / 3176, 80.6, False),
+        ("map-steps", "macs", "PiT-S intra", None, 2.6e9, 79.2, False),
+        ("map-ga", "macs", "GA-ViT-S", None, 4.2e9, 80.9, False),
+        ("emsnet", "parameters", "EdgeViT-XS", 256, 6.7e6, 77.5, False),
+        ("mat", "macs", "MAT-5", 224, 3.2e9, 81.9, True),
+        ("partialformer", "parameters", "CSWin-S", None, 35e6, 83.6, False),
+        ("partialformer", "macs", "PartialFormer-B3", None, 3.4e9, 83.0, True),
+    ):
+        found = [(p.size, p.x, p.accuracy) for p in competitor_points([tables[name]], x) if p.label == label]
+        assert (size, pytest.approx(cost), accuracy) in found, (name, label)
+        assert all(p.highlight == ours for p in competitor_points([tables[name]], x) if p.label == label)
+    timed = competitor_points([tables["emsnet-latency"]])
+    ems = [(p.machine, p.x) for p in timed if p.label == "EMSNet-XTiny"]
+    assert ems == [("Core i5-6600", 70.3), ("Tesla V100", 0.57)] and len(timed) == 22
+    assert competitor_points([tables["mat"]]) == []  # no times are printed
+    assert {p.x for p in competitor_points([tables["map-sizes"]], "parameters")} == {None}
+    # what the static tables print of the same models, rounded
+    for table, pattern in (("emsnet", "EMSNet"), ("mat", "MAT"), ("partialformer", "PartialFormer")):
+        rows = [dict(zip(tables[table]["columns"], row, strict=True)) for row in tables[table]["rows"]]
+        ours = [row for row in rows if row["model"].startswith(pattern)]
+        printed = published()[table]["models"]
+        assert [row["top1"] for row in ours] == [row["top1"] for row in printed]
+        for row, other in zip(ours, printed, strict=True):
+            near = [abs(float(row[key]) - float(other[key])) for key in ("params", "macs")]
+            assert near[0] <= 0.5 and near[1] <= 0.05 + 1e-9, row
+
+
+def test_tables_of_competitors__fronts_of_their_own_and_what_is_refused():
+    tables = find_tables(("map", "emsnet-latency", "mat"))
+
+    def points(x):
+        return [Point("mine", 5.0, 99.0, size=96), *competitor_points(tables.values(), x)]
+
+    found = fronts_over(points)
+    machines = [f"latency_ms, {name} as published" for name in ("RTX 3090", "Core i5-6600", "Tesla V100")]
+    assert list(found) == ["latency_ms", *machines, "macs", "parameters"]
+    assert [one.data for one in found["latency_ms"].fronts] == [""]  # what was measured here, alone
+    (i5,) = found[machines[1]].fronts
+    assert [point.label for point in i5.best] == ["EdgeViT-XXS", "ConvNeXt", "EdgeViT-XS"]
+    assert [one.title for one in found["macs"].fronts][1:] == [
+        f"published accuracy, ImageNet-1K ({source})" for source in ("MAP, Table 3", "thesis, Tables 3.6 and 3.8")
+    ] + ["published accuracy, ImageNet-1K (thesis, Table 4.4)"]
+    best = [point.label for point in found["macs"].fronts[3].best]
+    assert [label for label in best if label.startswith("MAT")] == ["MAT-1", "MAT-2", "MAT-3", "MAT-4", "MAT-5"]
+    both = fronts([Point("a", 1.0, 60, "paper", "x", machine="m"), Point("b", 2.0, 50, "paper", "x", machine="n")])
+    assert [[point.label for point in one.best] for one in both.fronts] == [["a"], ["b"]]
+    assert find_tables(()) == {}
+    said = refusal(lambda: find_tables("partialforme"))
+    assert said.startswith(
+        "unknown table of competitors 'partialforme'; did you mean 'partialformer'? expected one of all"
+    )
+    said = refusal(lambda: find_tables(("mat", "emsnet"), "latency_ms"))
+    assert said.startswith(
+        "competitors=mat,emsnet print no times; take x=macs or parameters, or one of map, map-scaled"
+    )
+
+
+def test_plot__radius_follows_the_size_of_images():
+    ours = [Point(f"at {size}", x, 60 + x, size=size) for x, size in ((1.0, 224), (2.0, 448), (3.0, None))]
+    own = Point("own", 4.0, 50, "paper", "table", highlight=True, size=16)
+    figure = plot_fronts({"": fronts([*ours, own])})
+    marks = figure.axes[0].collections
+    areas = {float(one.get_offsets()[0][0]): float(one.get_sizes()[0]) for one in marks}
+    assert areas == {1.0: 42.0, 2.0: 168.0, 3.0: 14.0, 4.0: 6.0}  # the last is small, yet not invisible
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words[2:] == ["filled: of the paper itself", "pixels not given", "16 pixels", "224 pixels", "448 pixels"]
+    assert (marks[-1].get_facecolor() == marks[-1].get_edgecolor()).all()  # others of a paper are hollow
+    alike = plot_fronts({"": fronts([Point("a", 1.0, 60, size=320), Point("b", 2.0, 70, size=320)])})
+    assert {float(one.get_sizes()[0]) for one in alike.axes[0].collections} == {42.0}
+    assert len(alike.legends[0].get_texts()) == 1
 
 
 def test_files_that_tell_of_nothing_are_refused(tmp_path):

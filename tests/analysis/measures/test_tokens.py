@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import broadsight
-from broadsight.analysis import GroupVotes, TokenVotes, plot_token_votes, token_votes
+from broadsight.analysis import MEASURES, GroupVotes, TokenVotes, plot_token_votes, token_votes
+from broadsight.analysis.measures.tokens import curves_of
 from broadsight.layers import GroupLogits
 from tests.training.small_runs import refusal
 
@@ -64,6 +65,7 @@ def test_by_hand():
     )
     assert found == expected
     record = json.loads(json.dumps(found.record()))
+    assert (record["total"], record["accuracy"], record["series"]) == (4, 0.5, "")
     assert record["per_token"] == [[0.5, 0.0], [0.0, 0.5]] and record["variance"] == 0.25
     assert record["per_group"][0] == {"bias": 0.0, "variance": 0.25, "differing": 0.25}
     unlabelled = token_votes(Says(BY_HAND), numbered(2))
@@ -161,3 +163,48 @@ def test_plot():
     heights = {one.get_label(): [bar.get_height() for bar in one] for one in bars}
     assert heights == {"bias": [50.0], "variance": [25.0, 25.0]}
     assert list(by_group.lines[0].get_ydata()) == [25.0, 25.0]
+
+
+def votes_of(series: str, groups: int, tokens: int, bias: float | None, variance: float = 0.25) -> TokenVotes:
+    of_groups = (GroupVotes(bias, 0.1, 0.2),) * groups
+    return TokenVotes(9, groups, tokens, bias, variance, 0.02, 0.01, None, of_groups, (), series)
+
+
+def test_curves__one_for_each_series_over_the_number_of_tokens():
+    both = {f"{name}{t}": votes_of(name, 1, t, b) for name, b in (("with", 0.2), ("without", 0.3)) for t in (1, 2, 4)}
+    both["with2"] = votes_of("with", 1, 2, 0.1, 0.5)
+    both["again"] = votes_of("with", 1, 2, 0.3, 0.25)  # another seed: the curve goes through the mean
+    figure = plot_token_votes(both)
+    assert [panel.get_title() for panel in figure.axes] == ["accuracy", "bias error", "variance error"]
+    lines = [[line for line in panel.lines if len(line.get_xdata()) > 1] for panel in figure.axes]
+    assert [[list(line.get_xdata()) for line in panel] for panel in lines] == [[[1, 2, 4]] * 2] * 3
+    heights = [[pytest.approx(list(line.get_ydata())) for line in panel] for panel in lines]
+    assert heights == [[[80, 80, 80], [70, 70, 70]], [[20, 20, 20], [30, 30, 30]], [[25, 37.5, 25], [25, 25, 25]]]
+    bars = [one for one in figure.axes[0].containers if one.has_yerr]
+    assert len(bars) == 7 and bars[0][2][0].get_segments()[0][:, 1].tolist() == pytest.approx([78, 82])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["with", "without"]
+    assert [one.get_text() for one in figure.axes[0].get_xticklabels()] == ["1", "2", "4"]
+    # unlabelled: variance alone
+    unlabelled = plot_token_votes({"a": votes_of("s", 1, 2, None), "b": votes_of("s", 1, 4, None)})
+    assert [any(len(x.get_xdata()) for x in panel.lines) for panel in unlabelled.axes] == [False, False, True]
+
+
+def test_curves__what_they_join_and_what_they_need():
+    ways = {f"{g} x {t}": votes_of("s", g, t, 0.2) for g, t in ((1, 1), (2, 4), (2, 2), (4, 2))}
+    found = {name: [(one.groups, one.tokens) for one in curve] for name, curve in curves_of(ways).items()}
+    assert found == {"s, 1 group": [(1, 1)], "s, 2 groups": [(2, 2), (2, 4)], "s, 4 groups": [(4, 2)]}
+    alone = {"a": votes_of("", 1, 2, 0.2), "b": votes_of("", 1, 4, 0.2)}  # nothing says that they belong together
+    assert list(curves_of(alone)) == ["a", "b"] and len(plot_token_votes(alone).axes) == 2
+    (note,) = MEASURES["tokens"].notes(alone)
+    assert note.startswith("curves over the number of class tokens need runs that differ in --pool-args groups or")
+    assert MEASURES["tokens"].notes(ways) == []
+
+
+def test_curves__published_ones_are_broken_lines_of_their_own():
+    accuracy, _, variance = plot_token_votes({"a": votes_of("", 1, 2, 0.2)}, paper=True).axes
+    broken = {tuple(x.get_xdata()): list(x.get_ydata()) for x in accuracy.lines if x.get_linestyle() == "--"}
+    assert broken == {(1, 2, 4, 8, 16): [78.5, 78.7, 79.1, 79.2, 79.0], (2, 4, 8, 16): [79.2, 79.5, 79.8, 80.2]}
+    labels = [line.get_label() for line in variance.lines if line.get_linestyle() == "--"]
+    assert [label.partition(" (MAP, Table 7")[0] for label in labels] == [
+        "published, without distillation", "published, with distillation"
+    ]  # fmt: skip
