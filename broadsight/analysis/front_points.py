@@ -101,17 +101,16 @@ def paper_points(rows: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> li
 
 
 def find_tables(names: str | Sequence[str], x: str = "all") -> dict[str, dict[str, Any]]:
-    """The papers' tables of comparison of those names, or "all"; a ValueError if one is unknown or none says `x`."""
+    """The papers' tables of comparison of those names, or "all"; a ValueError for unknown ones, or without times."""
     known = published("competitors.yaml")["tables"]
-    names = [names] if isinstance(names, str) else list(names)
-    for name in names:
+    timed = [name for name, table in known.items() if "machines" in table]
+    named: list[Any] = list(names) if isinstance(names, list | tuple) else [names]
+    for name in named:
         if name not in ("all", *known):
             raise unknown("table of competitors", name, ("all", *known))
-    found = {name: table for name, table in known.items() if name in names or "all" in names}
-    if found and x == "latency_ms" and not any("machines" in table for table in found.values()):
-        timed = ", ".join(name for name, table in known.items() if "machines" in table)
-        raise ValueError(f"competitors={','.join(names)} print no times; take x=macs or parameters, or one of {timed}")
-    return found
+        if x == "latency_ms" and name not in ("all", *timed):
+            raise ValueError(f"competitors={name} prints no times; take x=macs or parameters, or {', '.join(timed)}")
+    return {name: table for name, table in known.items() if name in named or "all" in named}
 
 
 def competitor_points(tables: Iterable[Mapping[str, Any]], x: str = "latency_ms") -> list[Point]:
@@ -175,6 +174,7 @@ def _of_run(path: Path, x: str, measured: Mapping[str, Any]) -> Point:
     try:
         config = read_config(path)
         run, takes = dict(config.get("broadsight", {})), dict(config.get("pretrained_cfg") or {})
+        takes = [int(side) for side in takes.get("input_size") or ()]
         task, data = run.get("task", "classify"), dict(run.get("settings", {})).get("data")
         metrics = path / "metrics.jsonl"
         found = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()] if metrics.is_file() else []
@@ -185,7 +185,7 @@ def _of_run(path: Path, x: str, measured: Mapping[str, Any]) -> Point:
     if task != "classify":
         raise ValueError(f"{path} holds a run of --task {task}; expected one that classifies")
     known = {key: one for key, one in measured.items() if one is not None}
-    costs: dict[str, Any] = dict(parameters=run.get("parameters"), input_size=takes.get("input_size")) | known
+    costs: dict[str, Any] = dict(parameters=run.get("parameters"), input_size=takes) | known
     data = ", ".join(filter(None, [str(data or ""), "val"]))
     return point_of(costs.get("title") or path.absolute().name, costs, x, best, data, costs.get("conditions", ""))
 

@@ -176,7 +176,7 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
     """
     started = time.monotonic()
     settings = measure.settings(request.set)
-    tables = find_tables(settings["competitors"], settings["x"] if not request.models else "all")
+    tables = find_tables(settings["competitors"], settings["x"])
     if not request.models and not settings["paper"] and not tables:
         wanted = "runs, timm names, what eval or bench --json wrote; or --set paper='mat_*' or competitors=mat"
         raise ValueError(f"analyze front needs MODEL|RUN: {wanted}")

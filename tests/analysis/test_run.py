@@ -200,7 +200,10 @@ def test_front_of_published_tables_beside_a_run(pooled):
 def test_front_refusals(run, tmp_path):
     assert "needs MODEL|RUN" in refusal(lambda: analyze(Request("front", ())))
     assert "needs --data" in refusal(lambda: analyze(ask("front", "test_resnet", pretrained=False)))
-    for options, words in ((dict(competitors="mapp"), "did you mean 'map'?"), (dict(x="latency_ms"), "print no times")):
+    for options, words in (
+        (dict(competitors="mapp"), "did you mean 'map'?"),
+        (dict(x="latency_ms"), "prints no times"),
+    ):
         wrong = Request("front", (), set=dict(competitors="mat") | options)
         assert words in refusal(lambda wrong=wrong: analyze(wrong))
     assert "none of our models" in refusal(lambda: analyze(Request("front", (), set={"paper": "x_*"})))

@@ -203,6 +203,10 @@ def test_a_run(tmp_path):
     (found,) = read_points(tmp_path, measured=measured)
     assert (found.label, found.x, found.low, found.high) == ("resnet-map", 10.0, 9.0, 11.0)
     assert read_points(tmp_path, "macs", measured)[0].x == 5
+    for takes in ({"input_size": "big"}, {"input_size": 3}, "big"):
+        written(tmp_path / "config.json", {"pretrained_cfg": takes, "broadsight": run})
+        assert "holds a damaged run" in refusal(lambda: read_points(tmp_path))
+    written(tmp_path / "config.json", {"broadsight": run})
     (tmp_path / "metrics.jsonl").unlink()
     assert read_points(tmp_path, "parameters")[0].accuracy is None  # not evaluated yet
     written(tmp_path / "evaluation.json", EVALUATION)
@@ -281,13 +285,10 @@ def test_tables_of_competitors__fronts_of_their_own_and_what_is_refused():
     assert [[point.label for point in one.best] for one in both.fronts] == [["a"], ["b"]]
     assert find_tables(()) == {}
     said = refusal(lambda: find_tables("partialforme"))
-    assert said.startswith(
-        "unknown table of competitors 'partialforme'; did you mean 'partialformer'? expected one of all"
-    )
-    said = refusal(lambda: find_tables(("mat", "emsnet"), "latency_ms"))
-    assert said.startswith(
-        "competitors=mat,emsnet print no times; take x=macs or parameters, or one of map, map-scaled"
-    )
+    assert said.startswith("unknown table of competitors 'partialforme'; did you mean 'partialformer'? expected one of")
+    said = refusal(lambda: find_tables(("map", "mat"), "latency_ms"))
+    assert said.startswith("competitors=mat prints no times; take x=macs or parameters, or map, map-scaled, map-si")
+    assert "unknown table of competitors 3" in refusal(lambda: find_tables(3))
 
 
 def test_plot__radius_follows_the_size_of_images():
