@@ -31,6 +31,7 @@ class Option:
     metavar: str | None = None
     bare: str | None = None  # value of an option that is named without one
     read: Callable[[Any], Any] | None = None  # converts each value of key=value pairs, or all of several values
+    join: str | None = None  # what joins the values of an option that is named more than once
     # What it is for, such as "classifiers". Where none of these holds it would be ignored, so it is refused, see
     # `Options.refuse_ignored`. Empty means that it always counts.
     of: tuple[str, ...] = ()

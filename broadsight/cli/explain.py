@@ -28,6 +28,8 @@ def explain(request: Request) -> int:
         print(f"broadsight: {printable(name)} cannot be read: {printable(reason)}", file=sys.stderr)
     if len(found.errors) > FEW:
         print(f"broadsight: and {len(found.errors) - FEW:,} more cannot be read", file=sys.stderr)
+    for reason in [*found.unasked.values()][:FEW]:
+        print(f"broadsight: {reason}", file=sys.stderr)
     if found.interrupted:
         return INTERRUPTED
     return DONE if found.entries else WRONG_USAGE  # nothing that was named is an image

@@ -160,12 +160,20 @@ def parse(name: str, kind: type[Asked], argv: Sequence[str], configured: bool, t
 
 
 def together(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
-    """Pairs of key=value as one JSON list at the end, however often and wherever an option named some."""
+    """Pairs of key=value as one JSON list at the end, however often and wherever an option named some.
+
+    Likewise the values of an option that can be named more than once, as one word.
+    """
     flags = {one.flag for one in settings.values() if one.pairs}
+    joins = {one.flag: one.how.join for one in settings.values() if one.how.join}
     rest, pairs, left = [], {}, list(argv)
+    several: dict[str, list[str]] = {}
     while left:
         word = left.pop(0)
         option, equals, value = word.partition("=")
+        if option in joins and (equals or (left and not left[0].startswith("--"))):
+            several.setdefault(option, []).append(value if equals else left.pop(0))
+            continue
         if option not in flags:
             rest.append(word)
             continue
@@ -175,6 +183,7 @@ def together(argv: list[str], settings: Mapping[str, Setting]) -> list[str]:
             raise UsageError(f"{option} is followed by {came}; expected key=value, such as {option} epochs=10")
         pairs.setdefault(option, []).extend(named)
         left = left if equals else left[len(named) :]
+    rest += [f"{option}={joins[option].join(given)}" for option, given in several.items()]
     return rest + [text for option, given in pairs.items() for text in (option, json.dumps(given))]
 
 

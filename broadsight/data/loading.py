@@ -1,5 +1,6 @@
 """From sources of images to batches: augmentation, order, and who gets which image, all exact and repeatable."""
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -70,6 +71,10 @@ class Transforms:
                     op.aug_fn = _posterize
         return transform
 
+    def view(self, image_size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """What evaluation sees of an image (width, height): left, top, right and bottom in its pixels."""
+        return _middle(image_size, math.floor(self.size / self.crop_pct), self.size)[1]
+
 
 class BoundedResize:
     """torchvision's `resize` of the shorter side before a centre crop, without large intermediate images.
@@ -85,17 +90,23 @@ class BoundedResize:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         short, long = sorted(image.size)
-        longer = int(self.side * long / short)  # as torchvision rounds
-        if self.side * longer <= max(MOST_PIXELS, MOST_CROPS * self.crop**2):
+        if self.side * int(self.side * long / short) <= max(MOST_PIXELS, MOST_CROPS * self.crop**2):
             return self.resize(image)
-        kept, starts, ends = [], [], []
-        after_sides = (self.side, longer) if image.width <= image.height else (longer, self.side)
-        for whole, after in zip(image.size, after_sides, strict=True):
-            kept.append(min(after, self.crop))
-            start = round((after - kept[-1]) / 2.0)  # as torchvision's CenterCrop
-            starts.append(start * whole / after)
-            ends.append(min((start + kept[-1]) * whole / after, float(whole)))
-        return image.resize(tuple(kept), Image.Resampling(self.filter), (*starts, *ends))
+        kept, box = _middle(image.size, self.side, self.crop)
+        return image.resize(kept, Image.Resampling(self.filter), box)
+
+
+def _middle(size: tuple[int, int], side: int, crop: int) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
+    """The crop from the middle of an image whose shorter side is resized: its pixels, and its box in the image."""
+    short, long = sorted(size)
+    longer = int(side * long / short)  # as torchvision rounds
+    kept, starts, ends = [], [], []
+    for whole, after in zip(size, (side, longer) if size[0] <= size[1] else (longer, side), strict=True):
+        kept.append(min(after, crop))
+        start = round((after - kept[-1]) / 2.0)  # as torchvision's CenterCrop
+        starts.append(start * whole / after)
+        ends.append(min((start + kept[-1]) * whole / after, float(whole)))
+    return (kept[0], kept[1]), (starts[0], starts[1], ends[0], ends[1])
 
 
 def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:

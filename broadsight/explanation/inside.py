@@ -1,6 +1,6 @@
 """All maps of what a model does while one image passes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -12,17 +12,20 @@ from ..inspection.watch import eager, uncompiled
 from .maps.attention import AttentionLooks, LocalAttentionLooks
 from .maps.gradcam import gradcam_looks
 from .maps.map import Collector, Look
+from .maps.query import QueryLooks
 from .maps.tokens import AbstractTokenLooks, ForegroundLooks, FusionLooks, PoolLooks, SuperTokenLooks
 
 GRADCAM = "gradcam"  # has passes of its own, since it needs gradients
 OF_TOKENS = (PoolLooks, SuperTokenLooks, AbstractTokenLooks, FusionLooks, ForegroundLooks, LocalAttentionLooks)
-COLLECTORS: dict[str, type[Collector]] = {one.kind: one for one in (AttentionLooks, *OF_TOKENS)}
+COLLECTORS: dict[str, type[Collector]] = {one.kind: one for one in (AttentionLooks, QueryLooks, *OF_TOKENS)}
+QUERY = QueryLooks.kind  # is about places that are asked for
 KINDS = (GRADCAM, *COLLECTORS)  # in the order in which they are shown
 
 # Models that have a kind, for errors.
 WHERE = {
     "gradcam": "any classifier, such as resnet50 or mat_2",
     "attention": "vision transformers and hybrids, such as vit_small_patch16_224 or swin_tiny_patch4_window7_224",
+    "query": "models with attention among places, such as vit_small_patch16_224 or mat_1; tokens of a pool have none",
     "map-tokens": "map_resnet50 and the other map_* models, or any model after broadsight.swap_pool",
     "super-tokens": "stvit_small, stvit_base and stvit_large",
     "abstract-tokens": "mat_1 to mat_5",
@@ -32,16 +35,24 @@ WHERE = {
 }
 
 
-def kinds_of(model: nn.Module) -> tuple[str, ...]:
-    """The kinds of looks that a model has, without running it, in the order in which `look_inside` gives them."""
+def kinds_of(model: nn.Module, query: bool = False) -> tuple[str, ...]:
+    """The kinds of looks that a model has, without running it, in the order in which `look_inside` gives them.
+
+    With `query` those too that are about chosen places.
+    """
     check_model(model)
     inner = uncompiled(model)
     own = [GRADCAM] if getattr(inner, "num_classes", None) != 0 else []
-    return (*own, *(kind for kind, collector in COLLECTORS.items() if collector.suits(inner)))
+    found = [kind for kind, collector in COLLECTORS.items() if collector.suits(inner)]
+    return (*own, *(kind for kind in found if query or kind != QUERY))
 
 
 def look_inside(
-    model: nn.Module, image: Tensor, kinds: str | Iterable[str] | None = None, target: int | None = None
+    model: nn.Module,
+    image: Tensor,
+    kinds: str | Iterable[str] | None = None,
+    target: int | None = None,
+    query: Sequence[tuple[float, float]] = (),
 ) -> list[Look]:
     """All looks of some kinds, by kind and depth, in one pass, and further ones of Grad-CAM; the model stays as it was.
 
@@ -50,10 +61,11 @@ def look_inside(
         image: (1, C, H, W), normalised; moved to the model's device and dtype.
         kinds: All that the model has if None.
         target: Number of the class that Grad-CAM explains; the predicted one if None.
+        query: Places (x, y) in pixels of the image, from its top left, whose attention the kind query shows.
     """
     check_model(model)
     inner = uncompiled(model)
-    wanted = kinds_of(inner) if kinds is None else _checked(inner, kinds)
+    wanted = _checked(inner, kinds, len(query) > 0)
     if not isinstance(image, Tensor):
         raise ValueError(f"image is a {type(image).__name__}; expected a normalised tensor (1, C, H, W)")
     if image.ndim != 4 or len(image) != 1:
@@ -64,6 +76,9 @@ def look_inside(
     image = moved(image, inner)
     size = (image.shape[-2], image.shape[-1])
     collectors = [collector(inner, size) for kind, collector in COLLECTORS.items() if kind in wanted]
+    marks = _marks(query, size)
+    for one in collectors:
+        one.marks = marks
     found: dict[str, list[Look]] = {}
     with eager(inner):
         if collectors:
@@ -81,16 +96,35 @@ def look_inside(
                 # Only now it is known whether the model has a map to explain; without a wish for it, give the rest.
                 if kinds is not None or target is not None or not any(found.values()):
                     raise
-    if not any(found.values()):
-        skipped = [f": {layer}: {why}" for x in collectors for layer, why in getattr(x, "skipped", {}).items()]
-        what = f"{type(inner).__name__} ran without {' or '.join(found)} to show{''.join(skipped[:1])}"
+    if not any(found.values()) or (marks and not found[QUERY]):
+        shown = [QUERY] if marks else list(found)
+        missing = [getattr(one, "skipped", {}) for one in collectors if one.kind in shown]
+        skipped = [f": {layer}: {why}" for one in missing for layer, why in one.items()]
+        what = f"{type(inner).__name__} ran without {' or '.join(shown)} to show{''.join(skipped[:1])}"
         raise ValueError(f"{what}; choose another kind")
     return [look for kind in KINDS for look in sorted(found.get(kind, []), key=lambda look: look.depth)]
 
 
-def _checked(model: nn.Module, kinds: str | Iterable[str]) -> list[str]:
+def _marks(query: Sequence[tuple[float, float]], size: tuple[int, int]) -> list[tuple[float, float]]:
+    """Middles of pixels (x, y) of an image (height, width) as shares of its sides."""
+    height, width = size
+    marks = [((x + 0.5) / width, (y + 0.5) / height) for x, y in query]
+    for (x, y), mark in zip(query, marks, strict=True):
+        if not all(0 <= share < 1 for share in mark):
+            what = f"query {x:g},{y:g} is outside of the image, which is {width}x{height}"
+            raise ValueError(f"{what}; expected x from 0 to {width - 1}, y from 0 to {height - 1}")
+    return marks
+
+
+def _checked(model: nn.Module, kinds: str | Iterable[str] | None, query: bool) -> Sequence[str]:
+    """The kinds that are wanted, all that the model has if None; `query` says whether places are asked for."""
+    there = kinds_of(model, query)
+    if kinds is None:
+        kinds = [*there, *([QUERY] if query and QUERY not in there else [])]
     name, kinds = type(model).__name__, [kinds] if isinstance(kinds, str) else list(kinds)
-    there = kinds_of(model)
+    if query != (QUERY in kinds):
+        hint = f"query is given, the kind query not among {', '.join(kinds)}" if query else "the kind query needs query"
+        raise ValueError(f"{hint}; expected both or none, such as query=[(12, 30)]")
     has = ", ".join(there) or "nothing to look at"
     for kind in kinds:
         if kind not in KINDS:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ..visual.canvas import array, blend
@@ -26,7 +26,8 @@ def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image
     """The look over its image, RGB of the image's size; `alpha`, 0 to 1, of the image gives way to it.
 
     Heat goes from the map's own smallest value (dark blue, nan too) to its largest (yellow). Regions have borders, and
-    if they are few colours of their own; a negative label is none. Places outside of a mask are dark.
+    if they are few colours of their own; a negative label is none. Places outside of a mask are dark. The look's mark
+    has a cross, and what the place there cannot attend to, which is exactly 0, is dark grey.
     """
     if alpha is not None and not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha}; expected 0 (the image alone) to 1 (the map alone)")
@@ -35,7 +36,19 @@ def overlay(image: Image.Image, look: Look, alpha: float | None = None) -> Image
     forms = {"heat": _heat, "labels": _regions, "mask": _shade}
     if look.form not in forms:
         raise ValueError(f"form {look.form!r} of a look is not known; expected heat, labels or mask")
-    return Image.fromarray(forms[look.form](np.asarray(image.convert("RGB")), look.values, alpha))
+    pixels = np.asarray(image.convert("RGB"))
+    drawn = forms[look.form](pixels, _attended(look), alpha)
+    if look.mark is None:
+        return Image.fromarray(drawn)
+    hidden = nearest(look.values == 0, pixels.shape[:2])
+    drawn = Image.fromarray(np.where(hidden[..., None], _darkened(pixels), drawn))
+    _cross(drawn, look.mark)
+    return drawn
+
+
+def _attended(look: Look) -> Tensor:
+    """The values, nan where a marked place cannot look: these are not part of the scale."""
+    return look.values if look.mark is None else look.values.masked_fill(look.values == 0, float("nan"))
 
 
 def scaled(values: Tensor) -> Tensor:
@@ -53,7 +66,7 @@ def scaled(values: Tensor) -> Tensor:
 
 def is_flat(look: Look) -> bool:
     """Whether it is a heat map that is the same everywhere."""
-    return look.form == "heat" and len(scaled(look.values).unique()) == 1
+    return look.form == "heat" and len(scaled(_attended(look)).unique()) == 1
 
 
 def colours_of(shades: np.ndarray) -> np.ndarray:
@@ -96,7 +109,7 @@ def _regions(pixels: np.ndarray, values: Tensor, alpha: float | None) -> np.ndar
         sums = [np.bincount(places, channel, len(numbers)) for channel in pixels.reshape(-1, 3).T]
         fill = np.stack(sums, axis=1) / count[:, None]
         drawn = blend(pixels, fill[regions], MEANS if alpha is None else alpha)
-    drawn[labels < 0] = blend(_grey(pixels, 1.0), BLACK, SHADE)[labels < 0]
+    drawn[labels < 0] = _darkened(pixels)[labels < 0]
     return _outlined(drawn, labels, WHITE, 0.85)
 
 
@@ -110,6 +123,20 @@ def _grey(pixels: np.ndarray, share: float) -> np.ndarray:
     """The image with that share of its colours taken away."""
     luminance = pixels @ np.array([0.299, 0.587, 0.114])
     return blend(pixels, luminance[..., None].repeat(3, -1), share)
+
+
+def _darkened(pixels: np.ndarray) -> np.ndarray:
+    return blend(_grey(pixels, 1.0), BLACK, SHADE)
+
+
+def _cross(image: Image.Image, mark: tuple[float, float]) -> None:
+    """A cross in white on black, so that it is seen on every colour."""
+    x, y = (int(share * side) for share, side in zip(mark, image.size, strict=True))
+    pen, arm = ImageDraw.Draw(image), max(3, min(image.size) // 32)
+    thin = 1 + 2 * (arm // 12)
+    for ink, width, more in ((BLACK, thin + 2, 1), (WHITE, thin, 0)):
+        for across, down in ((arm + more, 0), (0, arm + more)):
+            pen.line((x - across, y - down, x + across, y + down), fill=ink, width=width)
 
 
 def _outlined(pixels: np.ndarray, regions: np.ndarray, line: Colour, opacity: float) -> np.ndarray:

@@ -1,13 +1,14 @@
 """What a user asks of `explain` and `gallery`."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
 from ..options import ALLOW_OUTSIDE, CLASSIFIERS, RUN, TIMM_NAMES, Computing, ModelOptions, option
 
-GRADCAM = "the kind gradcam"
+GRADCAM, QUERY = "the kind gradcam", "the kind query"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,25 @@ class _Looking(Computing):
         "joined by commas: gradcam, attention, map-tokens, super-tokens, abstract-tokens, fusion, foreground, c-mhsa; "
         "without it all that the model has",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "query" in self.kinds and not getattr(self, "query", ()):
+            raise UsageError("--kinds query asks for places; expected broadsight explain --query X,Y beside it")
+
+
+def _places(given: Any) -> list[tuple[int, int]]:
+    """Places (x, y) from a text such as 120,80;30,40, from several, or from a pair of numbers."""
+    parts = given.split(";") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    parts = [given] if parts and all(isinstance(part, int) for part in parts) else parts
+    found = []
+    for part in parts:
+        words = part.split(",") if isinstance(part, str) else list(part) if isinstance(part, Iterable) else [part]
+        if len(words) != 2 or not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", str(word)) for word in words):
+            what = "expected X,Y, pixels from the image's top left, such as 120,80 or 120,80;30,40"
+            raise UsageError(f"--query {part if isinstance(part, str) else repr(part)}: {what}")
+        found.append((int(words[0]), int(words[1])))
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -35,6 +55,14 @@ class Request(_Looking, ModelOptions):
     allow_outside: bool = option(False, ALLOW_OUTSIDE)
     class_: str | None = option(
         None, "class that Grad-CAM explains; without it the predicted one", metavar="NAME|NUMBER", of=(GRADCAM,)
+    )
+    query: tuple[Any, ...] = option(
+        (),
+        "show where these places look too: pixels from the image's top left; several joined by ; or named again",
+        metavar="X,Y",
+        read=_places,
+        join=";",
+        of=(QUERY,),
     )
     layers: tuple[str, ...] = option(
         (), "only these, joined by commas: paths such as layer4, or patterns such as 'stages.2.*'"

@@ -1,5 +1,6 @@
 """What a classifier sees in images, and where it looks for it: image by image, into a folder."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..data.decoding import UnreadableImage, within_memory
 from ..data.inside import outside_allowed
+from ..data.loading import Transforms
 from ..data.names import unique_stems as unique
 from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled
@@ -28,7 +30,7 @@ from .inside import KINDS, WHERE, kinds_of, look_inside
 from .maps.gradcam import gradcam_looks
 from .maps.map import Look
 from .overlay import overlay
-from .request import GRADCAM, Request
+from .request import GRADCAM, QUERY, Request
 from .sheet import overview_sheet
 
 Progress = Callable[[int, int, str], None]  # how many are done, of how many, and what is done now
@@ -46,6 +48,7 @@ class Wanted:
     target: str | None = None  # name or number of the class that Grad-CAM explains; the predicted one if None
     layers: tuple[str, ...] = ()  # paths of modules or patterns of them, such as stages.2.*
     depths: tuple[str, ...] = ()  # numbers of layers among those of their kind, from 1; "last" is the last
+    query: tuple[tuple[int, int], ...] = ()  # places whose attention is shown, in pixels of the image as it is opened
     singles: bool = False  # each map over the image in a file of its own
     raw: bool = False  # the maps' numbers in an .npz file
 
@@ -69,6 +72,7 @@ class Explained:
     entries: list[dict[str, Any]] = field(default_factory=list)  # of images that were written, what the record says
     looked: dict[str, Seen] = field(default_factory=dict)  # by image, where no files are written
     errors: dict[str, str] = field(default_factory=dict)  # images that could not be read, and why
+    unasked: dict[str, str] = field(default_factory=dict)  # images that lack a place that was asked for
     interrupted: bool = False
     folder: Path | None = None  # where files were written
     record: dict[str, Any] = field(default_factory=dict)  # what explanation.json holds
@@ -86,8 +90,10 @@ def explain(
         what = f"{name_of(run)} is a run of --task {task_of(run)}; explain looks into classifiers, and what this run"
         raise UsageError(f"{what} finds is drawn by: broadsight predict {name_of(run)} IMAGE --out DIR")
     gradcam = None if not kinds or "gradcam" in kinds else f"this is --kinds {','.join(kinds)}"
-    request.refuse_ignored(facts_of(run) | {GRADCAM: gradcam})
-    wanted = Wanted(kinds, request.class_, request.layers, request.depth, request.singles, request.raw)
+    asking = None if not kinds or "query" in kinds else f"this is --kinds {','.join(kinds)}"
+    request.refuse_ignored(facts_of(run) | {GRADCAM: gradcam, QUERY: asking})
+    more: dict[str, Any] = {name: getattr(request, name) for name in ("layers", "query", "singles", "raw")}
+    wanted = Wanted(kinds, request.class_, depths=request.depth, **more)
     with outside_allowed(request.allow_outside):
         images = shown_images(request.images, request.list)
         if request.threads is not None:
@@ -124,7 +130,7 @@ def explain_images(
 
     `seen` is told how many images are done, and the name of the next.
     """
-    check_kinds(classifier, wanted.kinds)
+    check_kinds(classifier, wanted.kinds or (["query"] if wanted.query else []))
     target = None if wanted.target is None else class_index(classifier, wanted.target)
     if isinstance(source, Unlabelled):
         source = source.in_channels(classifier.transforms.channels)
@@ -135,9 +141,12 @@ def explain_images(
             seen(index, name)
             try:
                 with within_memory():
-                    looked = look_at(classifier, source.open(index), wanted, target)
-            except UnreadableImage as error:
-                found.errors[name] = str(error).removeprefix(f"{name}: ")
+                    looked = look_at(classifier, source.open(index), wanted, target, printable(name))
+            except (UnreadableImage, NotInImage) as error:
+                if len(names) == 1 and isinstance(error, NotInImage):
+                    raise
+                kept = found.unasked if isinstance(error, NotInImage) else found.errors
+                kept[name] = str(error).removeprefix(f"{name}: ")
                 continue
             if out is None:
                 found.looked[name] = looked
@@ -149,11 +158,20 @@ def explain_images(
     return found
 
 
+class NotInImage(ValueError):
+    """A place that an image does not have, or that the model does not see."""
+
+
 def look_at(
-    classifier: Classifier, photo: Image.Image, wanted: Wanted | None = None, target: int | None = None
+    classifier: Classifier,
+    photo: Image.Image,
+    wanted: Wanted | None = None,
+    target: int | None = None,
+    name: str = "the image",
 ) -> Seen:
     """One image, of any size, through the model; Grad-CAM explains a class by its number, or the predicted one."""
     wanted = wanted or Wanted()
+    query = seen_places(classifier.transforms, photo.size, wanted.query, name)
     channels = classifier.transforms.channels
     photo = photo.convert("L" if channels == 1 else "RGB")
     data = torch.as_tensor(classifier.transforms.build(training=False)(photo))  # C H W of bytes
@@ -163,16 +181,48 @@ def look_at(
         order = logits.argsort(descending=True, stable=True)[:TOP]
         probabilities = logits.softmax(0)[order]
     explained = int(order[0]) if target is None else target
-    found = look_inside(classifier.model, image, wanted.kinds or None, explained)
+    found = look_inside(classifier.model, image, wanted.kinds or None, explained, query)
     looks = _chosen(found, wanted) or [_asked_for(classifier, image, explained, wanted, found)]
-    looks = [replace(look, title=classifier.classes[explained]) if look.kind == "gradcam" else look for look in looks]
+    if query and not any(look.kind == "query" for look in looks):
+        layers = list(dict.fromkeys(look.layer for look in found if look.kind == "query"))
+        what = f"no place asks there in {classifier.title}; such as {', '.join(layers[:3])} would do"
+        raise ValueError(f"--query with --layers {','.join(wanted.layers)}: {what}")
+    looks = [replace(look, title=_titled(look, classifier.classes[explained], wanted.query)) for look in looks]
     shown = Image.fromarray(data[0].numpy() if channels == 1 else data.permute(1, 2, 0).numpy())
     return Seen(shown, image, tuple(order.tolist()), tuple(probabilities.tolist()), tuple(looks), explained)
 
 
+def seen_places(
+    transforms: Transforms, size: tuple[int, int], query: Sequence[tuple[int, int]], name: str
+) -> list[tuple[float, float]]:
+    """Pixels (x, y) of an image (width, height) in what the model sees of it, in its pixels."""
+    left, top, right, bottom = transforms.view(size)
+    found = []
+    for x, y in query:
+        what = f"query {x},{y} is outside {name}, which is {size[0]}x{size[1]}; expected x from"
+        if x >= size[0] or y >= size[1]:
+            raise NotInImage(f"{what} 0 to {size[0] - 1}, y from 0 to {size[1] - 1}")
+        across, down = (x + 0.5 - left) / (right - left), (y + 0.5 - top) / (bottom - top)
+        if not (0 <= across < 1 and 0 <= down < 1):
+            ends = [math.ceil(edge - 0.5) for edge in (left, right, top, bottom)]
+            what = what.replace("outside", "outside what the model sees of")
+            raise NotInImage(f"{what} {ends[0]} to {ends[1] - 1}, y from {ends[2]} to {ends[3] - 1}")
+        found.append((across * transforms.size - 0.5, down * transforms.size - 0.5))
+    return found
+
+
+def _titled(look: Look, explained: str, query: Sequence[tuple[int, int]]) -> str:
+    """The title of a look with the class's name, or with the place in pixels of the image."""
+    if look.kind == "query":
+        number, comma, what = look.title.removeprefix("query ").partition(", ")
+        x, y = query[int(number) - 1]
+        return f"({x},{y}){comma}{what}"
+    return explained if look.kind == "gradcam" else look.title
+
+
 def check_kinds(classifier: Classifier, kinds: Sequence[str]) -> None:
     """Refuse kinds that nobody knows, or that this model lacks."""
-    has = kinds_of(classifier.model)
+    has = kinds_of(classifier.model, "query" in kinds)
     for kind in kinds:
         if kind not in KINDS:
             raise unknown("kind", kind, KINDS)
@@ -247,11 +297,14 @@ def write_files(
     for look, key, file in zip(looked.looks, keys, singles, strict=True):
         if file is not None:
             save(overlay(looked.image, look), out / file)
-        fields, values = {name: value for name, value in vars(look).items() if name != "values"}, look.values.double()
+        hidden, values = ("values", "heads"), look.values.double()
+        fields = {name: value for name, value in vars(look).items() if name not in hidden and value is not None}
         ends = {"smallest": float(f"{values.min():.6g}"), "largest": float(f"{values.max():.6g}")}
         entries.append({**fields, "size": list(values.shape), **ends, "array": key, "file": file})
     if wanted.raw:
         arrays = {key: look.values.numpy() for key, look in zip(keys, looked.looks, strict=True)}
+        apart = {f"{key}-heads": look.heads for key, look in zip(keys, looked.looks, strict=True)}
+        arrays |= {key: heads.numpy() for key, heads in apart.items() if heads is not None}
         with whole_file(out / f"{stem}.npz") as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, image=np.asarray(looked.image), **arrays)
     size = f"{looked.image.width} x {looked.image.height} pixels · {classifier.parameters / 1e6:.2f} M parameters"
@@ -296,6 +349,6 @@ def record_of(
         "layers": {kind: list(paths) for kind, paths in layers.items()},
         "interrupted": found.interrupted,
         "images": found.entries,
-        "failed": found.errors,
+        "failed": found.errors | found.unasked,
         **header(command),
     }

@@ -23,6 +23,7 @@ WARNING = (140, 58, 0)  # text on white, in the orange of the palette but dark e
 HEADINGS = {
     "gradcam": ("Grad-CAM", "where the features are that speak for the class"),
     "attention": ("Attention", "how much attention each place gets"),
+    "query": ("Attention of places", "where the place of the cross looks"),
     "map-tokens": ("Multi-token pooling", "where each token of each group looks"),
     "super-tokens": ("Super tokens", "which pixels belong to which super token"),
     "abstract-tokens": ("Abstract tokens", "where the abstract token of each window looks"),
@@ -82,12 +83,13 @@ def arranged(looks: Sequence[Look]) -> list[Row]:
         counts = len(depths) > 1 and len({other.depth for other in looks if other.title == look.title}) == 1
         thing = re.sub(r"\d+$", "…", look.title) if counts else look.title  # without the number of its layer
         things.setdefault(thing, []).append(look)
-    if (len(things) > ROWS and len(depths) <= 3) or len(depths) == 1:
+    most = len(things) if all(look.mark for look in looks) else ROWS  # each place was asked for
+    if (len(things) > most and len(depths) <= 3) or len(depths) == 1:
         last = [look for look in looks if look.depth == depths[-1]]
         of = f"the last of {len(depths)} layers" if len(depths) > 1 else ""
         return [Row(", ".join(filter(None, (row.words, of))), row.looks) for row in _grouped(last)]
-    rest = f" (1 of {len(things)} such maps)" if len(things) > ROWS else ""
-    shown = list(things.items())[: 1 if rest else ROWS]
+    rest = f" (1 of {len(things)} such maps)" if len(things) > most else ""
+    shown = list(things.items())[: 1 if rest else most]
     return [Row(f"{words}{rest}", spread(found, COLUMNS)) for words, found in shown]
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ...inspection.attention_rows import Rows
 from ...inspection.branch_structure import affine_layers
 from ...inspection.layout import layouts_of, path_of, prefix_tokens
 from ...inspection.watch import hooked
-from ...inspection.windows import cells_of, cuts, windows_of
+from ...inspection.windows import Windows, cells_of, cuts, windows_of
 from ...layers import CMHSA, GMHSA, AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention
 from ...layers.coarse_attention import overlap_add
 from ...layers.kernels.folded_interaction import FoldedInteraction
@@ -23,6 +24,31 @@ OF_CLASS = "attention of the class token to each place; bright is much"
 RECEIVED = "attention that each place receives, on average over all that ask; bright is much"
 IN_WINDOW = "attention that each place receives, on average over those of its window; bright is much"
 OF_BACKGROUND = "attention of the single query of the background to each place; bright is much"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the tokens of a soft-max are, numbered through all windows: window * tokens of each + token.
+
+    Args:
+        keys, queries: (h, w), the number of the token at each place; None if those that ask have no places.
+        windows, heads: How many are in the axes before the queries.
+        prefix: Tokens before those of the image.
+        of_class: Whether the first of these is a class token.
+        cut: How the windows were cut out of the map, if they were.
+    """
+
+    keys: Tensor
+    queries: Tensor | None
+    windows: int
+    heads: int
+    prefix: int = 0
+    of_class: bool = False
+    cut: Windows | None = None
+
+    def at_places(self, x: Tensor) -> Tensor:
+        """Values of the keys (heads, windows, M) as maps (heads, h, w)."""
+        return x.flatten(1)[:, self.keys]
 
 
 class AttentionLooks(Collector):
@@ -53,16 +79,10 @@ class AttentionLooks(Collector):
             sizes = [tuple(x) for x in args if isinstance(x, tuple | list | torch.Size) and len(x) == 2]
             self.inputs[module] = [tuple(x.shape) for x in args if isinstance(x, Tensor)] + sizes
 
-        def see(name: str, rows: Rows, module: nn.Module) -> None:
-            if isinstance(found := self._place(name, rows, module), str):
-                self.skipped[name] = found
-            else:
-                self.found.append((name, found[0].float().cpu(), found[1]))
-
         with ExitStack() as opened:
             blocks = {path_of(self.model, name)[1] for name in self.names.values() if name}
             opened.enter_context(hooked({*self.names, *filter(cuts, blocks)}, before=notes))
-            opened.enter_context(watch_attention(self.model, see, lambda name: name.partition("#")[0] in wanted))
+            opened.enter_context(watch_attention(self.model, self._see, lambda name: name.partition("#")[0] in wanted))
             self._opened = opened.pop_all()
         return self
 
@@ -75,12 +95,36 @@ class AttentionLooks(Collector):
             looks += [self.heat(depth, layer, *one, note) for one in (shown if len(maps) > 1 else shown[:1])]
         return looks
 
-    def _place(self, name: str, rows: Rows, module: Any) -> tuple[Tensor, str] | str:
+    def _see(self, name: str, rows: Rows, module: nn.Module) -> None:
+        if isinstance(found := self._read(name, rows, module), str):
+            self.skipped[name] = found
+        else:
+            self.found.append((name, found[0].float().cpu(), found[1]))
+
+    def _read(self, name: str, rows: Rows, module: Any) -> tuple[Tensor, str] | str:
         """Maps (heads, h, w) and how to read them, or why there are none."""
-        number = name.partition("#")[2]
-        if isinstance(module, AbstractTokenAttention) and number:
+        if isinstance(module, PartialAttention) and len(rows.shape) == 3:  # one query, and the rows are its heads'
+            grids = layouts_of((1, rows.shape[-1], 1), self.image_size, prefixes=[0])
+            weights = rows.weights()[0]
+            return (weights.unflatten(-1, grids[0].grid), OF_BACKGROUND) if grids else _no_grid(rows.shape[-1])
+        placed = self._place(name, rows, module)
+        if isinstance(placed, str):
+            return placed
+        N = rows.shape[-2]
+        if placed.cut is not None:
+            inside = None if placed.queries is None else _spread_over(rows, placed.cut.inside(), placed.heads)
+            received, note = rows.received(counted=inside), RECEIVED if placed.windows == 1 else IN_WINDOW
+        else:
+            prefix = placed.prefix
+            asking = slice(0, 1) if placed.of_class else slice(prefix if prefix < N else 0, N)
+            received, note = rows.received(asking), OF_CLASS if placed.of_class else RECEIVED
+        return placed.at_places(arranged(received, placed.heads, rows.head_axis)), note
+
+    def _place(self, name: str, rows: Rows, module: Any) -> Placed | str:
+        """Where the tokens of a soft-max are, or why that is unknown."""
+        if isinstance(module, AbstractTokenAttention) and "#" in name:
             return "what the abstract tokens attend to is shown by the looks abstract-tokens and fusion"
-        if isinstance(module, PartialAttention) and not number:
+        if isinstance(module, PartialAttention):
             return "its foreground tokens have no fixed places; the look foreground shows them"
         if any(isinstance(child, CMHSA) for child in module.modules()):
             return "its windows overlap; the look c-mhsa shows them"
@@ -88,35 +132,39 @@ class AttentionLooks(Collector):
         if any(_reordered(owner) for owner in path):
             return "its tokens are not in the order of their places"
         N, M = rows.shape[-2:]
-        if isinstance(module, PartialAttention):  # one query, and the rows are its heads'
-            grids = layouts_of((1, M, 1), self.image_size, prefixes=[0])
-            return (rows.weights()[0].unflatten(-1, grids[0].grid), OF_BACKGROUND) if grids else _no_grid(M)
         layout = _layout(rows, module)
         if layout is None:
             return f"its weights have the shape {tuple(rows.shape)}, whose axes are unknown"
         windows, heads = layout
         if N == M and self._among_channels(module, N, heads):
             return "it attends to channels, which are everywhere"
-        cut = windows_of(path[:2], self.inputs, self.image_size, windows, M)
+        own = M - bool(getattr(module, "token_is_key", False))  # an abstract token is the last key of its window
+        cut = windows_of(path[:2], self.inputs, self.image_size, windows, own)
         if cut is not None:
-            asking = _spread_over(rows, cut.inside(), heads) if N == M else None
-            received = _arranged(rows.received(counted=asking), heads, rows.head_axis)  # heads windows M
-            return cut.joined(received), RECEIVED if windows == 1 else IN_WINDOW
+            places = cut.joined(torch.arange(windows * own).view(windows, own))
+            keys, queries = (places // own * count + places % own for count in (M, N))
+            return Placed(keys, queries if own == N else None, windows, heads, cut=cut)
         if windows > 1:
             return f"it attends within {windows} parts of the image, whose places are unknown"
         said, has_class = prefix_tokens(path)
-        grids = layouts_of((1, M, 1), self.image_size, prefixes=[said or 0, 0])
-        if not grids:
+        keys = self._numbered(path, M, said or 0)
+        if keys is None:
             return _no_grid(M)
-        prefix = grids[0].prefix
-        of_class = bool(prefix) and has_class
-        asking = slice(0, 1) if of_class else slice(prefix if prefix < N else 0, N)
-        maps = _arranged(rows.received(asking), heads, rows.head_axis)[:, 0, prefix:]  # heads h*w
-        cells = None if prefix else cells_of(path[:2], self.inputs, self.image_size, M)
-        if cells is not None:  # each value at all places of its cell; the last cells reach beyond the map
-            h, w = cells.window
-            return cells.joined(maps[..., None].expand(*maps.shape, h * w)), RECEIVED
-        return maps.unflatten(-1, grids[0].grid), OF_CLASS if of_class else RECEIVED
+        # A single query is a class token's, unless there is a single place
+        queries = keys if N == M else self._numbered(path, N, said or 0) if N > 1 else None
+        prefix = int(keys.min())
+        return Placed(keys, queries, windows, heads, prefix, bool(prefix) and has_class)
+
+    def _numbered(self, path: list[nn.Module], count: int, prefix: int) -> Tensor | None:
+        """(h, w), the number of the token at each place, of so many tokens of the whole image; None without a grid."""
+        grids = layouts_of((1, count, 1), self.image_size, prefixes=[prefix, 0])
+        if not grids:
+            return None
+        first = grids[0].prefix
+        cells = None if first else cells_of(path[:2], self.inputs, self.image_size, count)
+        if cells is not None:  # each token is at all places of its cell; the last cells reach beyond the map
+            return cells.joined(torch.arange(count)[:, None].expand(count, math.prod(cells.window)))
+        return first + torch.arange(grids[0].places).view(grids[0].grid)
 
     def _among_channels(self, module: nn.Module, keys: int, heads: int) -> bool:
         """Whether the keys are a head's channels: as many, and the module says so or other tokens came in."""
@@ -156,7 +204,7 @@ def _layout(rows: Rows, module: Any) -> tuple[int, int] | None:
     return (others[-1], lead[rows.head_axis]) if others[:-1] in ([], [1]) else None
 
 
-def _arranged(x: Tensor, heads: int, axis: int | None) -> Tensor:
+def arranged(x: Tensor, heads: int, axis: int | None) -> Tensor:
     """(..., M) with the heads in one of the axes, or together with the windows in the first, as (heads, windows, M)."""
     x = x.unflatten(0, (-1, heads)).movedim(1, 0) if axis is None else x.movedim(axis, 0)
     return x.reshape(heads, -1, x.shape[-1])

@@ -1,5 +1,6 @@
 """Maps of what a model does while one image passes, and the base of the collectors that make them."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ class Look:
         form: "heat" (float, 0 or more), "labels" (integers: the region of each place) or "mask" (bool).
         values: (h, w) on the CPU, at its own resolution. Over the image a heat map is resized linearly.
         note: One line on how to read it.
+        mark: A place of the image that the map is about, (x, y) as shares of its width and height.
+        heads: (heads, h, w), of which the values are the mean, where these are not looks of their own.
     """
 
     kind: str
@@ -31,6 +34,8 @@ class Look:
     form: str
     values: Tensor
     note: str = ""
+    mark: tuple[float, float] | None = None
+    heads: Tensor | None = None
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Collector:
 
     kind: str
     layers: tuple[type[nn.Module], ...]
+    marks: Sequence[tuple[float, float]] = ()  # places that are asked for, (x, y) as shares of the image's sides
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]):
         self.model, self.image_size = model, image_size
@@ -101,9 +107,9 @@ class Collector:
     def looks_of(self, depth: int, call: LayerCall) -> list[Look]:
         raise NotImplementedError
 
-    def heat(self, depth: int, layer: str, title: str, values: Tensor, note: str) -> Look:
+    def heat(self, depth: int, layer: str, title: str, values: Tensor, note: str, **more: Any) -> Look:
         """A heat map (h, w)."""
-        return Look(self.kind, title, layer, depth, "heat", values.detach().float().cpu().contiguous(), note)
+        return Look(self.kind, title, layer, depth, "heat", values.detach().float().cpu().contiguous(), note, **more)
 
 
 def modules_of(model: nn.Module, *kinds: type[nn.Module]) -> dict[str, nn.Module]:
