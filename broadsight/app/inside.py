@@ -17,9 +17,16 @@ from .answers import data_uri, image_of, top_classes
 from .candidates import Candidate
 
 KINDS = {"gradcam": "Grad-CAM", "attention": "Attention", "map-tokens": "MAP tokens", "super-tokens": "Super tokens"}
-KINDS |= {"abstract-tokens": "Abstract tokens", "fusion": "Fusion", "foreground": "Foreground", "c-mhsa": "C-MHSA"}
+KINDS |= {
+    "query": "Attention of a place",
+    "abstract-tokens": "Abstract tokens",
+    "fusion": "Fusion",
+    "foreground": "Foreground",
+    "c-mhsa": "C-MHSA",
+}
 LIKELY = "the most probable class"
 SIDE = 640  # pixels of the shown image
+MIDDLE = (0.5, 0.5)
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Looked:
 
 def kinds(one: Candidate) -> dict[str, str]:
     """Kinds of maps that a model has, by the names that the page gives them."""
-    return {KINDS[kind]: kind for kind in kinds_of(_classifier(one).model)}
+    return {KINDS[kind]: kind for kind in kinds_of(_classifier(one).model, query=True)}
 
 
 def kind_called(words: Any) -> str:
@@ -72,15 +79,37 @@ def class_called(one: Candidate, words: Any) -> int | None:
     return int(words.partition(":")[0])
 
 
-def look(one: Candidate, image: Image.Image, kind: str, target: int | None = None) -> Looked:
-    """Let an image in RGB pass and collect one kind of maps; nothing else may use the model meanwhile."""
+def place_clicked(index: Any) -> tuple[float, float]:
+    """Shares (x, y) of a view's sides for one of its pixels; a ValueError for anything else that is sent."""
+    if not isinstance(index, (list, tuple)) or len(index) != 2:
+        raise ValueError("there is no such place; click on the image")
+    shares = [(at + 0.5) / SIDE if isinstance(at, (int, float)) else -1.0 for at in index]
+    if not all(0 <= share < 1 for share in shares):
+        raise ValueError("the place is not in the image; click on the image")
+    return shares[0], shares[1]
+
+
+def look(
+    one: Candidate,
+    image: Image.Image,
+    kind: str,
+    target: int | None = None,
+    place: tuple[float, float] = MIDDLE,
+) -> Looked:
+    """Let an image in RGB pass and collect one kind of maps; nothing else may use the model meanwhile.
+
+    `place` is the one whose attention is shown, as shares of the sides of what the model sees.
+    """
     classifier, there = _classifier(one), kinds(one)
     if kind not in there.values():
         has = f"it has {', '.join(there)}" if there else "choose another model"
         raise ValueError(f"{one.name} has no {KINDS.get(kind, 'such')} maps; {has}")
-    looks = look_inside(classifier.model, image_of(classifier, image), kinds=(kind,), target=target)
+    data, size = image_of(classifier, image), classifier.transforms.size
+    query = [(place[0] * size - 0.5, place[1] * size - 0.5)] if kind == "query" else []
+    looks = look_inside(classifier.model, data, kinds=(kind,), target=target, query=query)
     if not looks:
         raise ValueError(f"{one.name} shows nothing of {KINDS[kind]} for this image; choose another kind")
+    looks = [replace(found, title=found.title.replace("query 1", "at the cross")) for found in looks]
     if kind == "gradcam":  # its titles are "class" and a number alone
         names = [classifier.classes[int(found.title.removeprefix("class "))] for found in looks]
         looks = [replace(found, title=f"{found.title}, {name}") for found, name in zip(looks, names, strict=True)]
@@ -102,9 +131,7 @@ def sheet(one: Candidate, photo: Image.Image, target: int | None = None) -> Imag
 
 def view_of(classifier: Classifier, image: Image.Image, side: int = SIDE) -> Image.Image:
     """Cut out the square in the middle that the model sees, at a size to look at."""
-    edge = min(image.size) * min(1.0, classifier.transforms.crop_pct)
-    left, top = (image.width - edge) / 2, (image.height - edge) / 2
-    return image.resize((side, side), Image.Resampling.BICUBIC, (left, top, left + edge, top + edge))
+    return image.resize((side, side), Image.Resampling.BICUBIC, classifier.transforms.view(image.size))
 
 
 def described(seen: Look, depths: int) -> str:

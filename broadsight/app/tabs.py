@@ -24,7 +24,7 @@ from .inside import Looked
 from .uploads import read_upload, sample
 
 LOOK = "look"  # name of a tab
-GRADCAM = looking.KINDS["gradcam"]
+GRADCAM, PLACE = looking.KINDS["gradcam"], looking.KINDS["query"]
 DRAWN: dict[str, Any] = dict(format="png", interactive=False, buttons=["download", "fullscreen"])
 NOTHING_SEEN = hint("Drop an image or pick a sample to look inside.")
 NOTHING_MEASURED = hint("Choose models and press Measure: sizes, times and accuracies appear here.")
@@ -57,6 +57,8 @@ def in_one_line(function: Any) -> Callable[..., Any]:
     def safe(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
+        except gr.Error:  # of another such function
+            raise
         except Exception as error:
             line = " ".join(first_line(error).split())
             line = line if len(line) <= LINE else line[: LINE - 3] + "..."
@@ -79,7 +81,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return
     first = candidates.of(names[0])
     kinds = list(looking.kinds(first))
-    seen = gr.State(None, time_to_live=1800)
+    seen, place = gr.State(None, time_to_live=1800), gr.State(looking.MIDDLE)
     with gr.Row(equal_height=False):
         with gr.Column(scale=2, min_width=260):
             model = gr.Dropdown(names, value=names[0], label="Model", elem_id="look-model", filterable=False)
@@ -92,7 +94,8 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
             download = gr.DownloadButton("Download the sheet (PNG)", visible=False, elem_id="look-sheet-download")
         with gr.Column(scale=3, min_width=300):
             alt = "The image with the chosen map laid over it"
-            shown = gr.Image(label="Map over the image", elem_id="look-map", alt_text=alt, **DRAWN)
+            label = "Map over the image; click a place to see what it attends to"
+            shown = gr.Image(label=label, elem_id="look-map", alt_text=alt, **DRAWN)
             caption = gr.HTML(NOTHING_SEEN, elem_id="look-caption", padding=False)
     words: dict[str, Any] = dict(label="Overview: all maps, depth from left to right", elem_id="look-sheet")
     alt = "Overview sheet: the image, the answers and all maps"
@@ -110,15 +113,17 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
         return None, gr.Slider(), gr.Dropdown(), None, NOTHING_SEEN
 
     @in_one_line
-    def look(photo: Any, model: Any, kind: Any, target: Any, wanted: Any, before: Looked | None) -> tuple[Any, ...]:
+    def look(
+        photo: Any, model: Any, kind: Any, target: Any, wanted: Any, before: Looked | None, place: tuple[float, float]
+    ) -> tuple[Any, ...]:
         if photo is None:
             return nothing()
         one, image, which = candidates.of(model), page.read(photo), looking.kind_called(kind)
-        asked_for = (photo["path"], model, kind, target)
+        asked_for = (photo["path"], model, kind, target, place)
         if before is not None and before.asked_for == asked_for:  # Gradio calls it input to pass a list by Tab
             return tuple(gr.skip() for _ in range(5))
         with candidates.computing:
-            found = looking.look(one, image, which, looking.class_called(one, target))
+            found = looking.look(one, image, which, looking.class_called(one, target), place)
         found = replace(found, asked_for=asked_for)
         slider = gr.Slider(maximum=max(2, found.depths), value=found.depths, visible=found.depths > 1)
         return found, slider, *picked(found, found.depths, wanted)
@@ -126,6 +131,13 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     @in_one_line
     def look_if_open(open_: Any, *rest: Any) -> tuple[Any, ...]:
         return look(*rest) if open_ == LOOK else nothing()
+
+    @in_one_line
+    def tap(event: gr.SelectData, photo: Any, model: Any, target: Any, wanted: Any) -> tuple[Any, ...]:
+        """What the clicked place attends to."""
+        spot = looking.place_clicked(event.index)
+        found = look(photo, model, PLACE, target, wanted, None, spot)
+        return spot, gr.Radio(value=PLACE), gr.Dropdown(visible=False), *found
 
     @in_one_line
     def leaf(found: Looked | None, place: Any, wanted: Any) -> tuple[Any, ...]:
@@ -149,7 +161,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
             drawn.save(file, "PNG")
         return gr.Image(drawn, visible=True), gr.DownloadButton(value=file.name, visible=True)
 
-    asked = [page.image, model, kind, target, title, seen]
+    asked = [page.image, model, kind, target, title, seen, place]
     answered = [seen, depth, title, shown, caption]
     quiet: dict[str, Any] = dict(trigger_mode="always_last", show_progress="minimal", show_progress_on=shown, **RAW)
     private: dict[str, Any] = dict(api_visibility="private")
@@ -157,6 +169,8 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
     at_once: dict[str, Any] = dict(queue=False, show_progress="hidden") | private
     kind.input(lambda kind: gr.Dropdown(visible=kind == GRADCAM), kind, target, **at_once)
     tab.select(look, asked, answered, **quiet, **COMPUTE, **private)
+    clicked = [page.image, model, target, title], [place, kind, target, *answered]
+    shown.select(tap, *clicked, **quiet, **COMPUTE, **private)
     page.image.change(look_if_open, [page.tab, *asked], answered, **quiet, **COMPUTE, **private)
     # change, not input: that event also comes when the list is passed by Tab, and would undo the next choice
     changed = model.change(other_model, [model, kind, target], [kind, target], **quiet, **private)
@@ -168,7 +182,7 @@ def add_look_tab(page: Page, tab: gr.Tab) -> None:
 
 def _first_kind(kinds: list[str]) -> str | None:
     """First choice among kinds of maps: the model's own where it has some."""
-    own = [kind for kind in kinds if kind not in (GRADCAM, looking.KINDS["attention"])]
+    own = [kind for kind in kinds if kind not in (GRADCAM, PLACE, looking.KINDS["attention"])]
     return next(iter(own or kinds), None)
 
 

@@ -9,7 +9,17 @@ from PIL import Image
 
 from broadsight.app import inside as looking
 from broadsight.app.candidates import Candidate
-from broadsight.app.inside import LIKELY, Looked, class_called, classes_of, described, kind_called, look, view_of
+from broadsight.app.inside import (
+    LIKELY,
+    Looked,
+    class_called,
+    classes_of,
+    described,
+    kind_called,
+    look,
+    place_clicked,
+    view_of,
+)
 from broadsight.explanation.inside import KINDS
 from broadsight.explanation.maps.map import Look
 from broadsight.explanation.overlay import overlay
@@ -79,6 +89,9 @@ def test_choices__of_kinds_and_classes(model):
     assert kind_called("MAP tokens") == "map-tokens"
     assert classes_of(model)[:2] == [LIKELY, "0: crab"]
     assert [class_called(model, words) for words in (None, LIKELY, "3: butterfly")] == [None, None, 3]
+    assert place_clicked([0, 639]) == (0.5 / 640, 639.5 / 640)
+    for index in (None, [3], [640, 0], [0, -1], [True, "3"], [float("nan"), 0]):
+        assert "click on the image" in refusal(lambda index=index: place_clicked(index))
     for words in ("map-tokens", 3, "crab", "99: crab", ["Grad-CAM"], ["0: crab"]):
         assert "no such kind" in refusal(lambda words=words: kind_called(words))
         assert "no such class" in refusal(lambda words=words: class_called(model, words))

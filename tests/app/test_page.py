@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from broadsight.app.candidates import Candidates
+from broadsight.app.candidates import Candidate, Candidates
 from broadsight.app.uploads import sample
+from broadsight.runs.classifier import open_classifier
 from tests.app.test_uploads import png_header
 from tests.data.nasty_names import NASTY
 
@@ -128,6 +129,31 @@ def test_look__a_map_is_served_and_leafed_through(browser):
     image = next(part for part in found if isinstance(part, dict) and "path" in part)
     drawn = Image.open(io.BytesIO(browser.get(f"/gradio_api/file={image['path']}").content))
     assert drawn.size == (640, 640) and len(drawn.convert("L").getcolors()) > 50
+
+
+def clicked(client, photo, name: str, index) -> str:
+    """What the page sends back, as text, after a click on the map."""
+    config = client.get("/config").json()
+    (shown,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "look-map"]
+    (event,) = [one for one in config["dependencies"] if [shown, "select"] in map(list, one["targets"])]
+    asked = dict(fn_index=event["id"], session_hash="clicks", event_data=dict(index=index, value=None))
+    begun = client.post("/gradio_api/queue/join", json=asked | dict(data=[photo, name, None, None], trigger_id=shown))
+    assert begun.status_code == 200
+    return client.get("/gradio_api/queue/data?session_hash=clicks").text
+
+
+def test_click__shows_what_the_place_attends_to(candidates):
+    from broadsight.app.server import serving
+
+    vit = open_classifier("test_vit", pretrained=False, size=32)
+    given = Candidates([Candidate("vit", "test_vit", False, vit), candidates.of("mine")])
+    with serving(given, megabytes=1) as address, client_of(address) as client:
+        photo = sent(upload(client, png(sample(1))).json()[0])
+        text = clicked(client, photo, "vit", [10, 630])
+        assert "at the cross" in text and "depth 6 of 6" in text and "/gradio_api/file=" in text
+        assert "has no Attention of a place maps; it has Grad-CAM" in clicked(client, photo, "mine", [10, 630])
+        for index, words in (([640, 3], "not in the image"), ("x", "no such place"), ([1, None], "not in the image")):
+            assert words in clicked(client, photo, "vit", index)
 
 
 def test_compare__figures_of_any_model_of_timm(browser):
