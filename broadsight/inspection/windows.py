@@ -37,6 +37,11 @@ class Windows:
         x = x.permute(*range(x.ndim - 4), *order).flatten(-4, -3).flatten(-2)
         return x[..., : self.size[0], : self.size[1]].roll(self.shift, (-2, -1))
 
+    def numbers(self) -> Tensor:
+        """(H, W), the number of the token at each place, counted through all windows."""
+        tokens = math.prod(self.window)
+        return self.joined(torch.arange(math.prod(self.counts) * tokens).view(-1, tokens))
+
     def inside(self) -> Tensor:
         """Which tokens are of the map and not of its padding. -> (windows, h*w), bool."""
         (p, q), (h, w) = self.counts, self.window

@@ -141,9 +141,8 @@ class AttentionLooks(Collector):
         own = M - bool(getattr(module, "token_is_key", False))  # an abstract token is the last key of its window
         cut = windows_of(path[:2], self.inputs, self.image_size, windows, own)
         if cut is not None:
-            places = cut.joined(torch.arange(windows * own).view(windows, own))
-            keys, queries = (places // own * count + places % own for count in (M, N))
-            return Placed(keys, queries if own == N else None, windows, heads, cut=cut)
+            places = cut.numbers()
+            return Placed(places // own * M + places % own, places if own == N else None, windows, heads, cut=cut)
         if windows > 1:
             return f"it attends within {windows} parts of the image, whose places are unknown"
         said, has_class = prefix_tokens(path)
@@ -163,7 +162,7 @@ class AttentionLooks(Collector):
         first = grids[0].prefix
         cells = None if first else cells_of(path[:2], self.inputs, self.image_size, count)
         if cells is not None:  # each token is at all places of its cell; the last cells reach beyond the map
-            return cells.joined(torch.arange(count)[:, None].expand(count, math.prod(cells.window)))
+            return cells.numbers() // math.prod(cells.window)
         return first + torch.arange(grids[0].places).view(grids[0].grid)
 
     def _among_channels(self, module: nn.Module, keys: int, heads: int) -> bool:

@@ -98,11 +98,9 @@ class QueryLooks(AttentionLooks):
     def _place(self, name: str, rows: Rows, module: Any) -> Placed | str:
         if isinstance(module, AbstractTokenAttention) and name.endswith(f"#{FUSION + 1}"):
             # Queries are pixels, window by window; keys are the summaries of the windows
-            (N, M), window = rows.shape[-2:], module.window
             _, H, W, _ = self.inputs[module][0]
-            cut = Windows((H, W), (window, window))
-            keys = cut.joined(torch.arange(M)[:, None].expand(M, window**2))
-            return Placed(keys, cut.joined(torch.arange(N).view(M, window**2)), 1, module.heads)
+            pixels = Windows((H, W), (module.window, module.window)).numbers()
+            return Placed(pixels // module.window**2, pixels, 1, module.heads)
         return super()._place(name, rows, module)
 
     def _through_super_tokens(self, rows: Rows, module: SuperTokenAttention, mark: tuple[float, float]) -> Tensor:
@@ -110,8 +108,7 @@ class QueryLooks(AttentionLooks):
         call = self.shares.calls[-1]
         share, cut = call.weights(3, -2)[-1].mT, Windows(call.given, module.cell)  # p*q 9 P
         grid = (1, *cut.counts)
-        numbers = torch.arange(share[:, 0].numel()).view(share[:, 0].shape)
-        cell, pixel = divmod(_at(cut.joined(numbers), mark), share.shape[2])
+        cell, pixel = divmod(_at(cut.numbers(), mark), share.shape[2])
         own = torch.zeros_like(share[..., :1])
         own[cell, :, 0] = share[cell, :, pixel]
         weights = fold(own, grid).flatten() @ rows.weights()[0].to(share.dtype)  # heads p*q
