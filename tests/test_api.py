@@ -59,6 +59,8 @@ def test_run__predicts_evaluates_explains_exports(run, data, tmp_path, capsys, m
     assert len(evaluation.results[0].predictions) == 16 and 0 <= evaluation.figures["top1"] <= 100
     seen = run.explain(images[:2], kinds="gradcam")
     assert [len(one.looks) > 0 for one in seen.looked.values()] == [True, True]
+    vit = broadsight.explain("test_vit", images[0], query=(3, 4), kinds="query", pretrained=False, size=32)
+    assert {one.title for seen in vit.looked.values() for one in seen.looks} == {"(3,4)"}
     exported = run.export("onnx", out=tmp_path / "net.onnx", rounds=0, compare=2)
     assert exported.path == tmp_path / "net.onnx" and exported.agreement.relative < 1e-3
     assert capsys.readouterr() == ("", "")

@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 
 from broadsight.cli.main import main
+from broadsight.data.loading import Transforms
 from broadsight.data.scenes import Scenes, draw_scene
 from broadsight.explanation.inside import look_inside
 from broadsight.explanation.overlay import overlay
-from broadsight.explanation.run import Wanted, class_index, explain_images, look_at, unique_stems
+from broadsight.explanation.run import Wanted, class_index, explain_images, look_at, seen_places, unique_stems
 from broadsight.runs.classifier import open_classifier
 from tests.refusals import refused
 
@@ -115,6 +116,43 @@ def test_layers_and_depths(vit):
     assert (own.kind, own.layer) == ("gradcam", "blocks.2.norm1") and own.values.shape == (2, 2)
 
 
+def test_query__pixels_of_the_image_in_what_the_model_sees():
+    transforms = Transforms(32, interpolation="bilinear", crop_pct=0.8)  # 160 x 80 becomes 80 x 40, of which 32 x 32
+    assert transforms.view((160, 80)) == (48, 8, 112, 72)
+    assert seen_places(transforms, (160, 80), [(48, 8), (80, 40)], "it") == [(-0.25, -0.25), (15.75, 15.75)]
+    for size, (x, y) in (((60, 44), (35, 12)), ((40, 97), (31, 60)), ((33, 33), (9, 22))):
+        pixels = np.zeros((size[1], size[0], 3), np.uint8)
+        pixels[y - 2 : y + 3, x - 2 : x + 3] = 255
+        seen = np.asarray(transforms.build(False)(Image.fromarray(pixels)))[0].astype(float)
+        centre = [(seen * place).sum() / seen.sum() for place in np.mgrid[:32, :32][::-1]]
+        assert seen_places(transforms, size, [(x, y)], "it")[0] == pytest.approx(centre, abs=0.25)
+    for place, words in (
+        ((160, 3), "outside it, which is 160x80; expected x from 0 to 159, y from 0 to 79"),
+        ((47, 9), "outside what the model sees of it, which is 160x80; expected x from 48 to 111, y from 8 to 71"),
+    ):
+        refused(f"query {place[0]},{place[1]} is {words}", seen_places, transforms, (160, 80), [place], "it")
+
+
+def test_query__maps_numbers_and_record(folder, capsys):
+    Image.new("RGB", (80, 40)).save(folder / "wide.png")
+    options = ["--query", "30,20", "--kinds", "query", "--query=50,10;30,20", "--raw", "--singles", "--depth", "last"]
+    assert main(["explain", *VIT, "wide.png", "one/dog.png", *options, "--out", "out"]) == 0
+    said = capsys.readouterr().err
+    assert "broadsight: query 50,10 is outside one/dog.png, which is 40x40; expected x from 0 to 39, y from 0" in said
+    record = json.loads((folder / "out" / "explanation.json").read_text())
+    assert record["settings"]["query"] == [[30, 20], [50, 10]] and list(record["failed"]) == ["one/dog.png"]
+    (entry,) = record["images"]
+    assert [look["title"] for look in entry["looks"]] == ["(30,20)", "(50,10)"]
+    assert record["layers"] == {"query": ["blocks.5.attn"]} and entry["looks"][0]["mark"] == pytest.approx(
+        [(30.5 - 20.606) / 38.788, 20.5 / 38.788], abs=1e-4
+    )
+    arrays = np.load(folder / "out" / "wide.npz")
+    for look in entry["looks"]:
+        heads = arrays[look["array"] + "-heads"]
+        assert heads.shape == (2, 2, 2) and heads.mean(0) == pytest.approx(arrays[look["array"]], abs=1e-6)
+    assert (folder / "out" / "wide" / "query-06-30-20.png").is_file()
+
+
 def test_files_are_complete_or_not_there_and_what_is_done_when_interrupted_is_kept(vit, folder, monkeypatch):
     def broken(self, *_, **__):
         raise OSError("disk full")
@@ -157,6 +195,16 @@ def test_unique_stems_and_class_index(vit):
         (["one", "--kinds", "super-tokens"], "test_vit has no super-tokens, only gradcam, attention; super-tokens: st"),
         (["one", "--kinds", "atention"], "unknown kind 'atention'; did you mean 'attention'? expected one of gradcam,"),
         (["one", "--kinds", ","], "--kinds ',' names nothing"),
+        (["one", "--kinds", "query"], "--kinds query asks for places; expected broadsight explain --query X,Y"),
+        (["one", "--query", "12"], "--query 12: expected X,Y, pixels from the image's top left, such as 120,80"),
+        (["one", "--query", "1,2;3"], "--query 3: expected X,Y"),
+        (["one", "--query", "1,-2"], "--query 1,-2: expected X,Y"),
+        (["one", "--query", "1,2", "--kinds", "gradcam"], "--query is for the kind query; this is --kinds gradcam"),
+        (["two", "--query", "90,8"], "query 90,8 is outside two/dog.jpg, which is 40x40; expected x from 0 to 39, y"),
+        (
+            ["two", "--query", "9,8", "--layers", "blocks.1.norm1"],
+            "no place asks there in test_vit; such as blocks.0.attn",
+        ),
         (["one", "--class", "4"], "test_vit has no class '4'; expected a name such as 0, or a number from 0 to 3"),
         (["two", "--layers", "blocks.77"], "--layers blocks.77: nothing is looked at there in test_vit; such as block"),
         (["two", "--depth", "0"], "--depth 0; expected numbers from 1, or last"),
@@ -177,6 +225,8 @@ def test_refused(arguments, message, folder, capsys):
 
 
 def test_no_image_at_all_and_dense_runs(folder, capsys):
+    line = complaint(capsys, "test_resnet", "--no-pretrained", "two", "--query", "3,4")
+    assert "test_resnet has no query, only gradcam; query: models with attention among places" in line
     line = complaint(capsys, *VIT, "one/text.png", "--out", "out")
     assert line == f"broadsight: one/text.png cannot be read: {NO_IMAGE}"
     assert not (folder / "out").exists()

@@ -1,5 +1,7 @@
 """Looks over images: colours, regions and shade, checked pixel by pixel."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -98,6 +100,16 @@ def test_labels__many_have_the_mean_of_their_pixels_and_what_is_not_in_a_mask_li
     assert (found[:, 6] == colour(1)).all()  # the border
     assert found[:, 7:].mean() < 0.35 * pixels(under)[:, 7:].mean()
     assert np.array_equal(pixels(overlay(under, look([[True]], "mask"))), pixels(under))
+
+
+def test_mark__is_a_cross_and_what_it_cannot_attend_to_is_dark():
+    seen = replace(look([[0.0, 0.4], [0.0, 0.4]]), mark=(0.75, 0.25))
+    under = Image.new("RGB", (64, 64), (200, 200, 200))
+    found = pixels(overlay(under, seen))
+    assert found[16, 48].tolist() == [255] * 3 and found[20, 48].tolist() == [0] * 3 and found.shape == (64, 64, 3)
+    assert found[40, :32].max() < 70 and np.ptp(found[40, :32]) == 0
+    assert np.array_equal(found[40, 32:], pixels(overlay(under, look([[0.4, 0.4]])))[40, 32:])
+    assert is_flat(seen) and not is_flat(replace(seen, mark=None))  # zeros are no part of its scale
 
 
 def test_refused():

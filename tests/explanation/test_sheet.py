@@ -1,5 +1,7 @@
 """The overview sheet: what is shown where, and that it holds for whatever comes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,12 @@ def test_arranged__depth_left_to_right_a_row_for_each_thing_or_the_mean_of_many_
     (row,) = arranged([look(title=title, depth=depth) for depth in range(12) for title in titles])
     assert row.words == "head mean (1 of 6 such maps)" and {one.title for one in row.looks} == {"head mean"}
     assert [one.depth for one in row.looks] == [0, 2, 3, 5, 6, 8, 9, 11] and len(row.looks) == COLUMNS
+
+
+def test_arranged__every_place_that_was_asked_for():
+    places = [(f"({x},9)", depth) for depth in range(5) for x in range(6)]
+    rows = arranged([replace(look("query", title, depth), mark=(0.5, 0.5)) for title, depth in places])
+    assert [(row.words, len(row.looks)) for row in rows] == [(f"({x},9)", 5) for x in range(6)]
 
 
 def test_arranged__tokens_of_one_layer_by_group():
