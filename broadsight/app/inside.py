@@ -17,13 +17,8 @@ from .answers import data_uri, image_of, top_classes
 from .candidates import Candidate
 
 KINDS = {"gradcam": "Grad-CAM", "attention": "Attention", "map-tokens": "MAP tokens", "super-tokens": "Super tokens"}
-KINDS |= {
-    "query": "Attention of a place",
-    "abstract-tokens": "Abstract tokens",
-    "fusion": "Fusion",
-    "foreground": "Foreground",
-    "c-mhsa": "C-MHSA",
-}
+KINDS |= {"abstract-tokens": "Abstract tokens", "fusion": "Fusion", "foreground": "Foreground", "c-mhsa": "C-MHSA"}
+KINDS["query"] = "Attention of a place"
 LIKELY = "the most probable class"
 SIDE = 640  # pixels of the shown image
 MIDDLE = (0.5, 0.5)
@@ -81,20 +76,15 @@ def class_called(one: Candidate, words: Any) -> int | None:
 
 def place_clicked(index: Any) -> tuple[float, float]:
     """Shares (x, y) of a view's sides for one of its pixels; a ValueError for anything else that is sent."""
-    if not isinstance(index, (list, tuple)) or len(index) != 2:
+    pixels = index if isinstance(index, (list, tuple)) else []
+    shares = [(at + 0.5) / SIDE for at in pixels if isinstance(at, (int, float)) and 0 <= at < SIDE]
+    if len(pixels) != 2 or len(shares) != 2:
         raise ValueError("there is no such place; click on the image")
-    shares = [(at + 0.5) / SIDE if isinstance(at, (int, float)) else -1.0 for at in index]
-    if not all(0 <= share < 1 for share in shares):
-        raise ValueError("the place is not in the image; click on the image")
     return shares[0], shares[1]
 
 
 def look(
-    one: Candidate,
-    image: Image.Image,
-    kind: str,
-    target: int | None = None,
-    place: tuple[float, float] = MIDDLE,
+    one: Candidate, image: Image.Image, kind: str, target: int | None = None, place: tuple[float, float] = MIDDLE
 ) -> Looked:
     """Let an image in RGB pass and collect one kind of maps; nothing else may use the model meanwhile.
 

@@ -41,6 +41,9 @@ def _places(given: Any) -> list[tuple[int, int]]:
     return list(dict.fromkeys(found))
 
 
+PLACES: dict[str, Any] = dict(metavar="X,Y", read=_places, join=";", of=(QUERY,))
+
+
 @dataclass(frozen=True)
 class Request(_Looking, ModelOptions):
     """Show what a model looks at: a sheet for every image with Grad-CAM, attention and the maps of its tokens."""
@@ -57,12 +60,7 @@ class Request(_Looking, ModelOptions):
         None, "class that Grad-CAM explains; without it the predicted one", metavar="NAME|NUMBER", of=(GRADCAM,)
     )
     query: tuple[Any, ...] = option(
-        (),
-        "show where these places look too: pixels from the image's top left; several joined by ; or named again",
-        metavar="X,Y",
-        read=_places,
-        join=";",
-        of=(QUERY,),
+        (), "show where these places look too: pixels from the image's top left, joined by ; or named again", **PLACES
     )
     layers: tuple[str, ...] = option(
         (), "only these, joined by commas: paths such as layer4, or patterns such as 'stages.2.*'"

@@ -185,8 +185,8 @@ def look_at(
     looks = _chosen(found, wanted) or [_asked_for(classifier, image, explained, wanted, found)]
     if query and not any(look.kind == "query" for look in looks):
         layers = list(dict.fromkeys(look.layer for look in found if look.kind == "query"))
-        what = f"no place asks there in {classifier.title}; such as {', '.join(layers[:3])} would do"
-        raise ValueError(f"--query with --layers {','.join(wanted.layers)}: {what}")
+        what = f"no place asks in these layers of {classifier.title}; such as {', '.join(layers[:3])} would do"
+        raise ValueError(f"--query with --{'layers' if wanted.layers else 'depth'}: {what}")
     looks = [replace(look, title=_titled(look, classifier.classes[explained], wanted.query)) for look in looks]
     shown = Image.fromarray(data[0].numpy() if channels == 1 else data.permute(1, 2, 0).numpy())
     return Seen(shown, image, tuple(order.tolist()), tuple(probabilities.tolist()), tuple(looks), explained)
@@ -199,14 +199,13 @@ def seen_places(
     left, top, right, bottom = transforms.view(size)
     found = []
     for x, y in query:
-        what = f"query {x},{y} is outside {name}, which is {size[0]}x{size[1]}; expected x from"
-        if x >= size[0] or y >= size[1]:
-            raise NotInImage(f"{what} 0 to {size[0] - 1}, y from 0 to {size[1] - 1}")
         across, down = (x + 0.5 - left) / (right - left), (y + 0.5 - top) / (bottom - top)
-        if not (0 <= across < 1 and 0 <= down < 1):
-            ends = [math.ceil(edge - 0.5) for edge in (left, right, top, bottom)]
-            what = what.replace("outside", "outside what the model sees of")
-            raise NotInImage(f"{what} {ends[0]} to {ends[1] - 1}, y from {ends[2]} to {ends[3] - 1}")
+        outside = x >= size[0] or y >= size[1]
+        if outside or not (0 <= across < 1 and 0 <= down < 1):
+            edges = (0, size[0], 0, size[1]) if outside else (left, right, top, bottom)
+            a, b, c, d = (math.ceil(edge - 0.5) for edge in edges)
+            what = f"outside {'' if outside else 'what the model sees of '}{name}, which is {size[0]}x{size[1]}"
+            raise NotInImage(f"query {x},{y} is {what}; expected x from {a} to {b - 1}, y from {c} to {d - 1}")
         found.append((across * transforms.size - 0.5, down * transforms.size - 0.5))
     return found
 

@@ -152,8 +152,8 @@ def test_click__shows_what_the_place_attends_to(candidates):
         text = clicked(client, photo, "vit", [10, 630])
         assert "at the cross" in text and "depth 6 of 6" in text and "/gradio_api/file=" in text
         assert "has no Attention of a place maps; it has Grad-CAM" in clicked(client, photo, "mine", [10, 630])
-        for index, words in (([640, 3], "not in the image"), ("x", "no such place"), ([1, None], "not in the image")):
-            assert words in clicked(client, photo, "vit", index)
+        for index in ([640, 3], "x", [1, None]):
+            assert "no such place" in clicked(client, photo, "vit", index)
 
 
 def test_compare__figures_of_any_model_of_timm(browser):

@@ -203,7 +203,7 @@ def test_unique_stems_and_class_index(vit):
         (["two", "--query", "90,8"], "query 90,8 is outside two/dog.jpg, which is 40x40; expected x from 0 to 39, y"),
         (
             ["two", "--query", "9,8", "--layers", "blocks.1.norm1"],
-            "no place asks there in test_vit; such as blocks.0.attn",
+            "no place asks in these layers of test_vit; such as blocks.0.attn,",
         ),
         (["one", "--class", "4"], "test_vit has no class '4'; expected a name such as 0, or a number from 0 to 3"),
         (["two", "--layers", "blocks.77"], "--layers blocks.77: nothing is looked at there in test_vit; such as block"),
