@@ -7,15 +7,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..dense import HEADS
+from ..dense.counting import CLASSES, Counted
 from ..dense.stages import Stages, open_stages
 from .macs import LAYERS, OLD_PROFILER, PRODUCTS, Convention
 from .tables import Row, more_rows
 
 PAPERS = ("emsnet", "mat", "partialformer", "map")
-COCO, ADE20K, PERSON = 80, 150, 1  # classes
+COCO, ADE20K, PERSON = (CLASSES[task] for task in ("detect", "segment", "keypoints"))
 # Classes, and (H, W) of the image that operations are counted for.
 SETTINGS: dict[str, tuple[int, tuple[int, int]]] = {
     "retinanet": (COCO, (800, 1280)),
@@ -26,7 +27,6 @@ SETTINGS: dict[str, tuple[int, tuple[int, int]]] = {
     "semantic_fpn": (ADE20K, (512, 2048)),
     "upernet": (ADE20K, (512, 2048)),
 }
-BOXES, MASKS = 1000, 100  # regions that every box head and every mask head of an R-CNN is counted on
 # MAP's tables count batch norms beside the layers: without them four of the six plain models below fall short.
 NORMED_LAYERS = Convention("layers, batch norms", layers_only=True, batch_norm=2)
 CONVENTIONS = {"emsnet": OLD_PROFILER, "mat": LAYERS, "partialformer": PRODUCTS}
@@ -71,30 +71,13 @@ def roundings(row: str, figure: str) -> tuple[str, ...]:
     return ROUNDINGS.get(row.partition(" on ")[0], {}).get(figure.partition(" ")[0], (ROUND_HALF_UP,))
 
 
-class DenseModel(nn.Module):
-    """A dense model without memory, whose call runs all that is counted for images (B, 3, H, W), and gives nothing."""
+class DenseModel(Counted):
+    """The model of a row, without memory."""
 
     def __init__(self, task: str, backbone: str):
-        super().__init__()
         stages = _stages(backbone)
         with torch.device("meta"):
-            self.model: Any = HEADS[task].build(stages, SETTINGS[task][0])
-
-    def forward(self, images: Tensor) -> None:
-        model = self.model
-        if hasattr(model, "roi_heads"):
-            maps = model.backbone(model.transform.normalize(images))
-            model.rpn.head(list(maps.values()))
-            for heads in getattr(model.roi_heads, "steps", [model.roi_heads]):  # the stages of a cascade
-                width = model.backbone.out_channels
-                heads.box_predictor(heads.box_head(images.new_zeros(BOXES, width, *heads.box_roi_pool.output_size)))
-                if heads.has_mask():
-                    regions = images.new_zeros(MASKS, width, *heads.mask_roi_pool.output_size)
-                    heads.mask_predictor(heads.mask_head(regions))
-        elif hasattr(model, "raw"):
-            model.raw(images)
-        else:
-            model(images)
+            super().__init__(HEADS[task].build(stages, SETTINGS[task][0]))
 
 
 @lru_cache(maxsize=32)  # the same for all tasks, and slow to open

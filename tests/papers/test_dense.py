@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from broadsight.dense import counting
 from broadsight.dense.stages import open_stages
 from broadsight.layers import AbstractTokenAttention, MultiTokenNeck
 from broadsight.papers import dense as dense_tables
@@ -68,7 +69,7 @@ def test_r_cnn__by_hand(monkeypatch):
         assert ours == resnet18 + pyramid_and_proposals() + expected
     model = DenseModel("mask_rcnn", "resnet18")
     usual = sum(count(model, (1, 3, 64, 64), convention=PRODUCTS))
-    monkeypatch.setattr(dense_tables, "MASKS", 200)
+    monkeypatch.setattr(counting, "REGIONS", 200)
     assert sum(count(model, (1, 3, 64, 64), convention=PRODUCTS)) - usual == mask_head()
 
 
