@@ -266,6 +266,11 @@ def _cut(text: str) -> str:
 # ---- options that several commands share
 
 
+def arguments(what: str, **how: Any) -> Any:
+    """A field that takes arguments of something, by name."""
+    return option(dict, f"arguments of the {what}", metavar="KEY=VALUE", read=value_of, **how)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Computing(Options):
     """What it is computed with."""
@@ -294,9 +299,7 @@ class ModelOptions(Options):
     pretrained: bool = option(
         True, "timm's own weights for a timm name; without them random ones, for a trial", of=(TIMM_NAMES,)
     )
-    model_args: Mapping[str, Any] = option(
-        dict, "arguments of a timm name, such as in_chans=1", metavar="KEY=VALUE", read=value_of, of=(TIMM_NAMES,)
-    )
+    model_args: Mapping[str, Any] = arguments("timm name, such as in_chans=1", of=(TIMM_NAMES,))
     size: int | None = option(None, "image side in pixels; without it what the model was trained for", least=1)
 
     def refuse_ignored(self, facts: Mapping[str, str | None]) -> None:
@@ -318,6 +321,9 @@ class Views(Options):
     )
 
 
+HEADS = "retinanet, fcos, ssdlite, faster_rcnn, rtdetr (detect); mask_rcnn, cascade_mask_rcnn (instances); "
+HEADS += "semantic_fpn, upernet (segment); keypoint_rcnn, simple_baseline (keypoints)"
+NECKS = "fpn, the maps as they are, or map, through multi-token attention first"
 ALLOW_OUTSIDE = "let lists and COCO files name files outside of their own folder"
 DATASET_ROOT, DOWNLOAD = "where a timm dataset lies or is put", "let a timm dataset be fetched"
 STRICT = "stop at an image that cannot be read instead of skipping it"

@@ -9,7 +9,7 @@ from rich.table import Table
 from ..deployment.formats import runtimes
 from ..visual.plots import plot_format
 from . import accuracy_plot, report, run, scaling
-from .request import EXPORTS, OWN_SIZE, SEVERAL_SIZES, WHOLE_MODELS, Request
+from .request import Request
 from .settings import Settings
 
 
@@ -17,20 +17,14 @@ def settings_of(request: Request) -> Settings:
     """What is measured; a ValueError if it cannot be."""
     asked: dict[str, Any] = {one.name: getattr(request, one.name, one.default) for one in fields(Settings)}
     asked |= dict(size=request.sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
+    asked["necks"] = request.neck
     return Settings(**asked)
 
 
 def bench(request: Request, progress: run.Progress) -> run.Report | scaling.Growth:
     """Time models side by side; everything is checked before the first is built."""
     sizes = request.sizes
-    exports, own = any(name in runtimes() for name in request.runtime), all("@" in model for model in request.models)
-    facts = {
-        EXPORTS: None if exports else f"this is --runtime {','.join(request.runtime)}",
-        SEVERAL_SIZES: None if len(sizes) > 1 else f"this has one, {request.size[0]}",
-        OWN_SIZE: "all do" if own else None,
-        WHOLE_MODELS: "--head-only runs the pool alone" if request.head_only else None,
-    }
-    request.refuse_ignored(facts)
+    request.refuse_ignored(request.facts(any(name in runtimes() for name in request.runtime)))
     for path in filter(None, (request.plot, request.scatter)):
         plot_format(path)
     settings, models = settings_of(request), list(request.models)

@@ -1,10 +1,12 @@
 """What a benchmark runs: models, under another pooling or with context broadcast, or pools alone, ready to call."""
 
+import json
 import re
 import runpy
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,18 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..deployment.formats import runtimes
-from ..errors import first_line
+from ..errors import UsageError, check_arguments, first_line
 from ..inspection.macs import count_calls
-from ..layers import GroupLogits, MultiTokenPool
+from ..layers import GroupLogits, MultiTokenNeck, MultiTokenPool
 from ..losses import MultiTokenLoss
+from ..models import from_run
+from ..options import assignments, value_of
 from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.fusion import fuse
-from ..surgery.pooling import PooledModel, create_backbone, swap_pool
+from ..surgery.pooling import PooledModel, check_pool_arguments, create_backbone, swap_pool
 from .settings import DTYPES, Settings
 
 if TYPE_CHECKING:
     from .runtimes import Artefacts
 
+DECIDED = {"num_classes": "every model has the same classes", "img_size": "--size says it for all, NAME@256 for one"}
 AGREEMENT = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}  # of outputs, relative to the largest
 CLASSES = 1000
 
@@ -44,6 +49,7 @@ class Candidate:
     size: tuple[int, int]
     artefact: Path | None = None  # what an exported runtime runs, or the weights; None where no runtime is exported
     difference: float | None = None  # of an exported runtime's outputs from the model's, relative to the largest
+    objects: float | None = None  # that a dense model finds in an image
 
     def __str__(self) -> str:
         return f"{self.name} ({self.runtime})"
@@ -68,15 +74,86 @@ class Variant:
     pool: str | None = None
     broadcast: str = "none"
     size: tuple[int, int] | None = None
+    head: str | None = None  # of a dense model, like
+    neck: str = "fpn"
+    args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by part: of the "model", its "pool", ...
+
+    def of(self, part: str) -> dict[str, Any]:
+        """The arguments of a part."""
+        return dict(self.args.get(part, {}))
 
     def __str__(self) -> str:
+        def named(part: str, name: str) -> str:
+            said = ((key, one if isinstance(one, str) else json.dumps(one)) for key, one in self.of(part).items())
+            return ":".join(filter(None, [name, ",".join(f"{key}={one}".replace(" ", "") for key, one in said)]))
+
         at = "" if self.size is None else "@" + "x".join(map(str, dict.fromkeys(self.size)))
-        broadcast = None if self.broadcast == "none" else f"{self.broadcast} broadcast"
-        return " + ".join(filter(None, [self.name + at, self.pool, broadcast]))
+        parts = [named("model", self.name) + at, self.pool and named("pool", self.pool)]
+        parts.append(None if self.broadcast == "none" else f"{named('broadcast', self.broadcast)} broadcast")
+        parts.append(None if self.neck == "fpn" else f"{named('neck', self.neck)} neck")
+        return (f"{named('head', self.head)} on " if self.head else "") + " + ".join(filter(None, parts))
+
+
+def variants(names: Sequence[str], settings: Settings) -> list[Variant]:
+    """Every model of `names` under every pool, broadcasting and neck, with the arguments that each part has."""
+
+    def check_model(name: str, given: Mapping[str, Any], where: str = "--model-args") -> None:
+        for key in given.keys() & DECIDED.keys():
+            raise UsageError(f"{where} gives {key}={given[key]}; leave it out: {DECIDED[key]}")
+        from_run.check_arguments(name, given, where)
+
+    def check_broadcast(kind: str, given: Iterable[str]) -> None:
+        check_arguments(add_context_broadcast, given, "--broadcast-args", ("model", "kind", "image_size"))
+
+    models = [(*name_and_arguments(one), size) for one, size in map(name_and_size, names)]
+    for name, own, _ in models:
+        check_model(name, own, "its name")
+    check_arguments(MultiTokenNeck, settings.neck_args, "--neck-args", ("channels",))
+    pools, necks = settings.pools or (None,), (settings.necks or ("fpn",)) if settings.head else ("fpn",)
+    broadcasts = settings.broadcasts or ("none",)
+    of_model = _shared_out(settings.model_args, [name for name, *_ in models], check_model)
+    of_pool = _shared_out(settings.pool_args, pools, lambda *one: check_pool_arguments(*one, "--pool-args"))
+    of_broadcast = _shared_out(settings.broadcast_args, [one for one in broadcasts if one != "none"], check_broadcast)
+    found = []
+    for (name, own, size), pool, broadcast, neck in product(models, pools, broadcasts, necks):
+        args: dict[str, Any] = {
+            "model": {**of_model[name], **own},
+            "pool": of_pool[pool],
+            "broadcast": of_broadcast.get(broadcast),
+        }
+        args |= {"head": settings.head_args, "neck": None if neck == "fpn" else settings.neck_args}
+        given = {part: dict(one) for part, one in args.items() if one}
+        found.append(Variant(name, pool, broadcast, size, settings.head, neck, given))
+    return found
+
+
+def _shared_out(given: Mapping[str, Any], parts: Sequence[Any], check: Callable[..., None]) -> dict[Any, dict]:
+    """For each part those of the arguments that `check` lets pass; its error for an argument that no part has."""
+    found: dict[Any, dict[str, Any]] = {part: {} for part in parts}
+    for name, value in given.items():
+        refused = None
+        for part, mine in found.items():
+            try:
+                check(part, {name: value})
+                mine[name] = value
+            except ValueError as error:
+                refused = error
+        if refused and not any(name in mine for mine in found.values()):
+            raise refused
+    return found
+
+
+def name_and_arguments(name: str) -> tuple[str, dict[str, Any]]:
+    """`NAME` or `NAME:key=value,key=[1,2]` in its parts."""
+    model, _, text = name.partition(":")
+    if "=" not in text:
+        return name, {}
+    pairs = re.split(r",(?![^\[\]{}]*[\]}])", text)
+    return model, {key: value_of(value) for key, value in assignments(pairs, f"{model}:").items()}
 
 
 def name_and_size(given: str) -> tuple[str, tuple[int, int] | None]:
-    """`NAME`, `NAME@256` or, height first, `NAME@224x320` in its parts."""
+    """`NAME`, `NAME@256` or, height first, `NAME@224x320` in its parts; a name may have arguments."""
     name, at, size = given.partition("@")
     found = re.fullmatch(r"(\d+)(?:x(\d+))?", size)
     if at and (found is None or not all(int(side or 1) for side in found.groups())):
@@ -95,7 +172,7 @@ def build(
     memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
     with blame(title, "being prepared"):
         torch.manual_seed(settings.seed)
-        shape = settings.batch, model.pretrained_cfg["input_size"][0], *settings.size
+        shape = settings.batch, channels(variant, model), *settings.size
         inputs = [torch.randn(shape).to(memory_format=memory_format)]
         labels = torch.randint(CLASSES, (settings.batch,)).to(settings.device)
         weights = None if artefacts is None else artefacts.weights(model, title, inputs[0])
@@ -170,6 +247,11 @@ def _calls(
     return forward, train if model.training else infer
 
 
+def channels(variant: Variant, model: Any) -> int:
+    """Of the images that a model takes."""
+    return variant.of("model").get("in_chans") or model.pretrained_cfg["input_size"][0]
+
+
 def create(variant: Variant, settings: Settings) -> Any:
     """The model with seeded random weights, built for the size if it is tied to one, if the settings apply to it."""
     name, pool = variant.name, variant.pool
@@ -186,17 +268,20 @@ def create(variant: Variant, settings: Settings) -> Any:
     torch.manual_seed(settings.seed)
     try:
         create = timm.create_model if pool is None else create_backbone
-        model: Any = create(name, num_classes=CLASSES, **options)
+        model: Any = create(name, num_classes=CLASSES, **options, **variant.of("model"))
     except Exception as error:
         if tied:
             made_for = "{}x{}, use that size".format(*cfg.input_size[1:])
             raise ValueError(f"{name} cannot be built for {height}x{width}; it is made for {made_for}") from error
+        if variant.args and isinstance(error, ValueError):  # of the user's values
+            raise ValueError(f"{variant}: {first_line(error)}") from error
         with blame(name, "being built"):
             raise
     if pool is not None:
-        model = swap_pool(model, pool, img_size=options.get("img_size"))
+        model = swap_pool(model, pool, img_size=options.get("img_size"), **variant.of("pool"))
     if variant.broadcast != "none":
-        add_context_broadcast(model, variant.broadcast, image_size=options.get("img_size"))
+        said = variant.of("broadcast")
+        add_context_broadcast(model, variant.broadcast, image_size=options.get("img_size"), **said)
     if settings.head_only and not isinstance(model, PooledModel):
         raise ValueError(f"{name} has no pool of ours to run alone; choose one (--pool map), or name a map_* model")
     if settings.light and not isinstance(model, PooledModel):

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..deployment.formats import runtimes
 from ..surgery.fusion import fuse
-from .candidates import Candidate, Variant, create
+from .candidates import Candidate, Variant, channels, create
 from .settings import Settings
 
 
@@ -33,7 +33,7 @@ def measure(candidate: Candidate, settings: Settings, artefact: Path) -> StartUp
     request = {
         "runtime": candidate.runtime,
         "artefact": str(artefact),
-        "images": [1, model.pretrained_cfg["input_size"][0], *candidate.size],
+        "images": [1, channels(candidate.variant, model), *candidate.size],
         "variant": asdict(candidate.variant),
         "settings": asdict(replace(settings, size=candidate.size)),
     }

@@ -8,6 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..dense.counting import BOXES, REGIONS
 from ..deployment.formats import runtimes
 from ..visual.plots import PALETTE, new_figure, save
 from ..visual.terminal import number
@@ -27,6 +28,10 @@ def render(report: Report) -> Table:
             about += "; start-up, resident: a fresh process that loads the file and answers once, imports apart"
         if any(is_int8(row.runtime) for row in report.rows):
             about += "\nint8 is calibrated on noise: for its speed alone"
+    if report.settings.head is not None:
+        about += f"\nMACs: where regions are looked into, with {BOXES} boxes and {REGIONS} masks or poses"
+        if any(row.objects is not None for row in report.rows):
+            about += "; objects: found in an image of noise, as part of the time"
     columns = _columns(report)
     lines = [(row.model, row.runtime, *(text(row) for text in columns.values())) for row in report.rows]
     return table_of(headline(report.settings), about, list(columns), lines)
@@ -50,7 +55,7 @@ def _columns(report: Report) -> dict[str, Callable[[Row], str]]:
         (against, "speed-up", lambda row: speed_up(row.speedup)),
         (not against, "wall\nratio", lambda row: plus_minus(row.ratio, 2)),
         (not against, "CPU\nratio", lambda row: plus_minus(row.cpu_ratio, 2)),
-        (True, "of\npeak", lambda row: f"{row.peak_fraction:.0%}"),
+        (settings.head is None, "of\npeak", lambda row: f"{row.peak_fraction:.0%}"),
         (True, "memory\nMB", lambda row: number(row.peak_bytes, 1e6, 1)),
         (settings.train, "saved\nMB", lambda row: number(row.saved_bytes, 1e6, 1)),
         (settings.train, "saved\nratio", lambda row: number(row.saved_ratio, 1, 2)),
@@ -58,6 +63,7 @@ def _columns(report: Report) -> dict[str, Callable[[Row], str]]:
         (started, "resident\nMB", lambda row: number(row.resident_bytes, 1e6, 1)),
         (not started, "page\nfaults", lambda row: number(row.page_faults, 1, 0)),
         (bool(settings.exported), "file\nMB", lambda row: number(row.artefact_bytes, 1e6, 1)),
+        (any(row.objects is not None for row in report.rows), "objects", lambda row: number(row.objects, 1, 0)),
         (settings.head_only, "kernels", lambda row: number(row.launches, 1, 0)),
     ]
     return {heading: text for shown, heading, text in columns if shown}

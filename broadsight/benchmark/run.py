@@ -20,7 +20,8 @@ import torch
 from .. import files
 from ..deployment.formats import runtimes
 from ..errors import nearest
-from .candidates import Candidate, Variant, blame, build, load_rival, name_and_size
+from . import dense
+from .candidates import Candidate, blame, build, load_rival, name_and_arguments, name_and_size, variants
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
 from .memory import kernel_launches, peak_memory, saved_for_backward
 from .settings import DTYPES as DTYPES
@@ -53,7 +54,8 @@ class Row:
     cpu_ratio: Summary
     speedup: Summary  # the inverse of cpu_ratio
     # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second; a training step counts as
-    # 3 forwards. Above 1 the dtype is emulated, and large products are what it is slowest at.
+    # 3 forwards. Above 1 the dtype is emulated, and large products are what it is slowest at; or a dense model has
+    # looked into fewer regions than are counted.
     peak_fraction: float
     peak_bytes: int | None  # see `peak_memory`; None in an exported runtime, whose allocations torch does not see
     saved_bytes: int | None  # see `saved_for_backward`; None in inference, like
@@ -68,6 +70,7 @@ class Row:
     import_s: float | None = None
     resident_bytes: int | None = None
     difference: float | None = None  # of an exported runtime's outputs from the model's, relative to the largest
+    objects: float | None = None  # that a dense model found in an image, which costs time; None of others
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,8 @@ def measure(
 ) -> Report:
     """Time models against each other; all of them are held in memory at once. What is exported is kept in `artefacts`.
 
-    Names are those of timm or wildcards such as `stvit_*`, or `NAME@256` for a size of its own. The first is what the
-    others are compared with; naming one twice shows the noise.
+    Names are those of timm or wildcards such as `stvit_*`, or `NAME:key=value@256` with arguments and a size of its
+    own. The first is what the others are compared with; naming one twice shows the noise.
     """
     settings = settings or Settings()
     return measure_sizes(names, settings, [settings.size], progress, artefacts)[0]
@@ -128,12 +131,7 @@ def measure_sizes(
 ) -> list[Report]:
     """A report for each of several image sizes in place of the settings' own; every round runs all models at all."""
     each = [replace(settings, size=size) for size in sizes]
-    models = [
-        Variant(name, pool, broadcast, size)
-        for name, size in map(name_and_size, expand(names))
-        for pool in settings.pools or (None,)
-        for broadcast in settings.broadcasts or ("none",)
-    ]
+    models = variants(expand(names), settings)
     if len(sizes) > 1 and (own := [model for model in models if model.size]):
         raise ValueError(f"{own[0]} has a size of its own beside several sizes; drop its @, or name one size")
     keeping: Any = nullcontext()
@@ -170,7 +168,7 @@ def measure_sizes(
             first, at = len(entries), " at {}x{}".format(*here.size) if len(sizes) > 1 else ""
             for variant in models:
                 step(f"building {variant}{at}")
-                made = build(variant, here, rival, kept)
+                made = build(variant, here, rival, kept) if variant.head is None else dense.build(variant, here)
                 yardstick = first if rival is None else len(entries)
                 entries += [_Entry(one, replace(here, size=one.size), yardstick, at, weight) for one in made]
             for before, entry in zip(entries[:first], entries[first:], strict=False):
@@ -218,10 +216,10 @@ def measure_sizes(
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """timm names as given, with their sizes, wildcards replaced by what they match and is not listed yet."""
+    """timm names as given, with arguments and sizes, wildcards replaced by what they match and is not listed yet."""
     found: list[str] = []
     for name in names:
-        given, name = name, name_and_size(name)[0]
+        given, name = name, name_and_arguments(name_and_size(name)[0])[0]
         at = given[len(name) :]
         if any(c in name for c in "*?["):
             matches = timm.list_models(name)
@@ -300,6 +298,7 @@ def _row(candidate: Candidate, mine: list[_Sample], base: list[_Sample], gemm_fl
         size=list(candidate.size),
         artefact_bytes=artefact_bytes,
         difference=candidate.difference,
+        objects=candidate.objects,
     )
 
 

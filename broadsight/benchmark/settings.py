@@ -1,9 +1,12 @@
 """What a benchmark is asked to measure, and how often."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from ..dense import HEADS
 from ..deployment.formats import runtimes
 from ..errors import check_choice
 from ..layers.context_broadcast import KINDS
@@ -31,6 +34,13 @@ class Settings:
     seed: int = 0  # of weights, images and labels
     pools: tuple[str, ...] = ()  # every model becomes one candidate per pool,
     broadcasts: tuple[str, ...] = ()  # and per kind of `add_context_broadcast`, or "none"
+    head: str | None = None  # then every model is the backbone of this dense model,
+    necks: tuple[str, ...] = ()  # with each of these necks; "fpn" if there are none
+    model_args: Mapping[str, Any] = field(default_factory=dict)  # each goes to the models,
+    pool_args: Mapping[str, Any] = field(default_factory=dict)  # pools
+    broadcast_args: Mapping[str, Any] = field(default_factory=dict)
+    head_args: Mapping[str, Any] = field(default_factory=dict)
+    neck_args: Mapping[str, Any] = field(default_factory=dict)  # or necks that have it
     head_only: bool = False  # the pool alone, on random maps like the backbone's; a step ends with their gradients
     light: bool = False
     # Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of parameters;
@@ -41,7 +51,7 @@ class Settings:
     def __post_init__(self) -> None:
         size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
         object.__setattr__(self, "size", size)
-        for name in ("runtimes", "pools", "broadcasts"):  # lists, as JSON has them
+        for name in ("runtimes", "pools", "broadcasts", "necks"):  # lists, as JSON has them
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(size) != 2 or min(size) < 1:
             raise ValueError(f"size={size}; expected two positive numbers, height and width in pixels")
@@ -59,7 +69,15 @@ class Settings:
             check_choice("pool", pool, POOLS)
         for kind in self.broadcasts:
             check_choice("broadcast", kind, ("none", *KINDS))
+        for neck in self.necks:
+            check_choice("neck", neck, ("fpn", "map"))
         check_choice("dtype", self.dtype, DTYPES)
+        if self.head is not None:
+            check_choice("head", self.head, HEADS)
+            others = [one for one in self.runtimes if one != "eager"] + [self.dtype] * (self.dtype != "float32")
+            if others:
+                how = "dense models are timed eagerly, in float32, with the decoding of what they find"
+                raise ValueError(f"{others[0]} with head {self.head!r}; {how}: drop one of the two")
         check_choice("device", self.device.partition(":")[0], ("cpu", "cuda"))
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"device={self.device!r}, but torch finds no CUDA device here; use device='cpu'")

@@ -18,7 +18,7 @@ import timm
 import torch
 from torch import nn
 
-from ..errors import first_line
+from ..errors import did_you_mean, first_line
 from ..surgery.description import FORBIDDEN, refuse_undescribed
 from ..weights.reading import inside
 
@@ -100,7 +100,9 @@ def check_arguments(name: str, arguments: Any, where: str) -> None:
         check_arguments(below, arguments.get("backbone_args") or {}, where)
     for key in arguments:
         if not any(key in _known(one) or key in _known_to_its_class(one) for one in names):
-            raise ValueError(f"{where} gives the model {name} an argument {_short(key)}, which it has not")
+            near = did_you_mean(key, frozenset().union(*(_known(one) | _known_to_its_class(one) for one in names)), 0.7)
+            hint = f"; {near.strip()}" if near else ""
+            raise ValueError(f"{where} gives the model {name} an argument {_short(key)}, which it has not{hint}")
 
 
 def check_stored(arguments: Mapping[str, Any], name: str) -> None:

@@ -5,25 +5,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UsageError
-from ..options import ALLOW_OUTSIDE, DATASET_ROOT, DOWNLOAD, STRICT, Machine, Options, option, value_of
+from ..options import ALLOW_OUTSIDE, DATASET_ROOT, DOWNLOAD, HEADS, NECKS, STRICT, Machine, Options, arguments, option
 
 DENSE, CLASSIFY = ("dense tasks",), ("--task classify",)
 # What is said of options in more words than a line of the fields below has room for
 DATA = "images in a folder, tar or shards, COCO .json, images/ and masks/, timm dataset; none: built-in scenes"
 TASKS = "classify, detect, instances, segment or keypoints"
-HEADS = "retinanet, fcos, ssdlite, faster_rcnn, rtdetr (detect); mask_rcnn, cascade_mask_rcnn (instances); "
-HEADS += "semantic_fpn, upernet (segment); keypoint_rcnn, simple_baseline (keypoints)"
-NECKS = "fpn, the maps as they are, or map, through multi-token attention first"
 RECIPE = "named settings, see docs/recipes.md; without it quick, or finetune if weights are given"
 TWIN = "train the same model with this pooling too, in DIR/twin-POOL, and compare"
 # Options that are short for fields of the recipe, by these.
 SHORT = dict(image_size="size", batch_size="batch", epochs="epochs", lr="lr", pretrained="pretrained")
 SHORT["compile"] = "compile"
-
-
-def arguments(what: str, **how: Any) -> Any:
-    """A field that takes arguments of something, by name."""
-    return option(dict, f"arguments of the {what}", metavar="KEY=VALUE", read=value_of, **how)
 
 
 @dataclass(frozen=True)
