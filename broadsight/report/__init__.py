@@ -14,6 +14,7 @@ say in it. Percentages are numbers from 0 to 100, and None or NaN stands for wha
     calibration         {ece, mce, bins: [{low, high, count, confidence, accuracy}]}; low and high are from 0 to 1
     suites              [{name, title, about, axis, model, rows: [{case, at, top1, images}], summary: {name: value}}]
     beside              [{title, parameters, macs, latency_ms, figures}]: other models; our row is made of the same keys
+    runs                {heads, rows}: a table of the runs that are drawn together, in texts
     twins               [{title, top1, parameters, minutes, folder}]: this run and those beside it
 """
 

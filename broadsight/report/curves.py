@@ -28,8 +28,10 @@ Record = Mapping[str, Any]
 Rows = Sequence[Record]
 
 
-def curves(lines: Rows) -> dict[str, Any]:
-    """Charts and a table of a run's metrics, the lines of `metrics.jsonl`."""
+def curves(lines: Rows | Mapping[str, Rows]) -> dict[str, Any]:
+    """Charts and a table of a run's metrics, the lines of `metrics.jsonl`; of several runs by name, charts alone."""
+    if isinstance(lines, Mapping):
+        return dict(charts=of_runs(lines), best=None, best_unknown=False, numbers=[])
     epochs = [line for line in lines if line.get("kind") == "epoch" and known(line.get("epoch"))]
     steps = [line for line in lines if line.get("kind") == "updates" and known(line.get("updates"))]
     unit, scales = "updates", [1.0]
@@ -50,15 +52,7 @@ def curves(lines: Rows) -> dict[str, Any]:
             series.insert(0, Series("during the epoch", during("loss")))
         elif title == "Learning rate":
             series.append(Series("learning rate", during("lr"), 2, marked=False))
-        series = [line for line in series if line.points]
-        if not series:
-            continue
-        xs, ys = zip(*(point for line in series for point in line.points), strict=True)
-        across = axis(unit, 0.0, max(1.0, *xs))
-        if across.high < 5:
-            across = Axis(unit, tuple(tick for tick in across.ticks if float(tick).is_integer()))
-        low = 0.0 if title == "Learning rate" else min(ys)
-        charts.append(Chart(title, across, axis(label, low, max(ys), within=within), lines=series))
+        charts += _chart(title, unit, label, within, [line for line in series if line.points])
     if not charts:
         return {}
     best = None
@@ -72,6 +66,33 @@ def curves(lines: Rows) -> dict[str, Any]:
     shown = [[number(line["epoch"]), *(write(line.get(key)) for key, write in written.items())] for line in epochs]
     heads = [f"{_WHERE.get(key.partition('_')[0], '')} {meaning(_bare(key)).label}".strip() for key in keys]
     return dict(charts=charts, best=best, best_unknown=unknown, heads=["epoch", *heads], numbers=shown)
+
+
+def of_runs(runs: Mapping[str, Rows]) -> list[Chart]:
+    """A chart of each metric, with a line for each of several runs: by name the lines of their `metrics.jsonl`."""
+    charts = []
+    for (_, label, within, _), keys in _CURVES.items():
+        for key in keys:
+            series = []
+            for place, (name, lines) in enumerate(runs.items()):
+                points = finite([(line["epoch"], line.get(key)) for line in lines if line.get("kind") == "epoch"])
+                series.append(Series(name, points, place % len(PALETTE), place // len(PALETTE)))
+            named = f"{_WHERE[key.partition('_')[0]]} {meaning(_bare(key)).label}"
+            charts += _chart(named[0].upper() + named[1:], "epoch", label, within, series)
+    return charts
+
+
+def _chart(title: str, unit: str, label: str, within: Point | None, series: Sequence[Series]) -> list[Chart]:
+    """One chart, or none if there is no point to draw."""
+    points = [point for line in series for point in line.points]
+    if not points:
+        return []
+    xs, ys = zip(*points, strict=True)
+    across = axis(unit, 0.0, max(1.0, *xs))
+    if across.high < 5:
+        across = Axis(unit, tuple(tick for tick in across.ticks if float(tick).is_integer()))
+    low = 0.0 if title == "Learning rate" else min(ys)
+    return [Chart(title, across, axis(label, low, max(ys), within=within), lines=series)]
 
 
 def _bare(key: str) -> str:

@@ -17,6 +17,7 @@ KINDS = {"run": "Training run", "evaluation": "Evaluation"}
 # In the order in which they are read. The key is the section's id, and says in `absent` why the section is not there.
 SECTIONS = {
     "curves": "Training",
+    "runs": "Runs",
     "figures": "Figures",
     "twins": "Twin runs",
     "beside": "Beside other models",
@@ -38,7 +39,7 @@ TINY = 64  # up to here an image is kept exactly, and enlarged with its pixels v
 def render(
     record: Mapping[str, Any],
     *,
-    curves: Sequence[Mapping[str, Any]] = (),
+    curves: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Mapping[str, Any]]] = (),
     mistakes: Sequence[CaptionedImage] = (),
     samples: Sequence[CaptionedImage] = (),
     findings: Sequence[CaptionedImage] = (),
@@ -47,7 +48,7 @@ def render(
 
     Args:
         record: What is known of the run or the evaluation, as the package's own text lists it; only `title` must be.
-        curves: The lines of `metrics.jsonl`.
+        curves: The lines of `metrics.jsonl`; of several runs, by their names.
         mistakes, samples, findings: Images that were taken for another class, as they were seen in training, and with
             what was found in them beside the truth.
     """
@@ -58,7 +59,8 @@ def render(
     bodies |= {name: getattr(plotted, name)(record) for name in ("calibration", "suites")}
     bodies |= {"curves": plotted.curves(curves), "figures": sections.figures(record, SECTIONS)}
     bodies |= {"mistakes": gallery(mistakes), "samples": gallery(samples), "findings": gallery(findings, LARGE)}
-    bodies["twins"], absent = record.get("twins"), record.get("absent") or {}
+    bodies |= {name: record.get(name) for name in ("twins", "runs")}
+    absent = record.get("absent") or {}
     there = [key for key in SECTIONS if bodies[key] or key in absent]
     shown = [dict(key=key, title=SECTIONS[key], body=bodies[key], absent=absent.get(key)) for key in there]
     script, look = (Path(__file__).with_name(name).read_text("utf-8") for name in ("sort.js", "style.css"))

@@ -41,6 +41,7 @@ def whole_record(name: str = "cat") -> dict:
             dict(name="words", axis=name, model=name, rows=words),
         ],
         beside=[dict(title=name, parameters=1, macs=1e9, figures={"top1": 40.0}), dict(title="b", macs=2e9)],
+        runs=dict(heads=["run", name], rows=[[name, name]]),
         twins=[dict(title=name, top1=50.0, folder=name)],
         skipped={name: name},
         facts=[dict(group=name, rows=[[name, name]])],
