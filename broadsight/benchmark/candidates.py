@@ -84,14 +84,19 @@ class Variant:
 
     def __str__(self) -> str:
         def named(part: str, name: str) -> str:
-            said = ((key, one if isinstance(one, str) else json.dumps(one)) for key, one in self.of(part).items())
-            return ":".join(filter(None, [name, ",".join(f"{key}={one}".replace(" ", "") for key, one in said)]))
+            return ":".join(filter(None, [name, spelled(self.of(part))]))
 
         at = "" if self.size is None else "@" + "x".join(map(str, dict.fromkeys(self.size)))
         parts = [named("model", self.name) + at, self.pool and named("pool", self.pool)]
         parts.append(None if self.broadcast == "none" else f"{named('broadcast', self.broadcast)} broadcast")
         parts.append(None if self.neck == "fpn" else f"{named('neck', self.neck)} neck")
-        return (f"{named('head', self.head)} on " if self.head else "") + " + ".join(filter(None, parts))
+        return (f"{self.head} on " if self.head else "") + " + ".join(filter(None, parts))
+
+
+def spelled(args: Mapping[str, Any]) -> str:
+    """Arguments as a name has them, without spaces."""
+    texts = ((name, value if isinstance(value, str) else json.dumps(value)) for name, value in args.items())
+    return ",".join(f"{name}={text}".replace(" ", "") for name, text in texts)
 
 
 def variants(names: Sequence[str], settings: Settings) -> list[Variant]:

@@ -12,6 +12,7 @@ from ..dense.counting import BOXES, REGIONS
 from ..deployment.formats import runtimes
 from ..visual.plots import PALETTE, new_figure, save
 from ..visual.terminal import number
+from .candidates import spelled
 from .run import Report, Row, Summary
 from .settings import Settings
 
@@ -28,10 +29,10 @@ def render(report: Report) -> Table:
             about += "; start-up, resident: a fresh process that loads the file and answers once, imports apart"
         if any(is_int8(row.runtime) for row in report.rows):
             about += "\nint8 is calibrated on noise: for its speed alone"
-    if report.settings.head is not None:
+    if "rcnn" in (report.settings.head or ""):
         about += f"\nMACs: where regions are looked into, with {BOXES} boxes and {REGIONS} masks or poses"
-        if any(row.objects is not None for row in report.rows):
-            about += "; objects: found in an image of noise, as part of the time"
+    if any(row.objects is not None for row in report.rows):
+        about += "\ntimed from images of noise to what is found in them, with random weights: so many objects an image"
     columns = _columns(report)
     lines = [(row.model, row.runtime, *(text(row) for text in columns.values())) for row in report.rows]
     return table_of(headline(report.settings), about, list(columns), lines)
@@ -129,7 +130,8 @@ def caption(report: Report) -> str:
 
 def headline(settings: Settings, sizes: str | None = None) -> str:
     """Say what was measured, at the settings' size unless others are named."""
-    what = "training step" if settings.train else "inference" + (", fused" if settings.fuse else "")
+    what = f"with {spelled(settings.head_args)}, " if settings.head_args else ""
+    what += "training step" if settings.train else "inference" + (", fused" if settings.fuse else "")
     what = ("pools alone, " if settings.head_only else "") + ("light, " if settings.light else "") + what
     layout = ", channels last" if settings.channels_last else ""
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
