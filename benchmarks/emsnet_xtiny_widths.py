@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from broadsight.dense import HEADS
+from broadsight.dense.counting import CLASSES, Counted
 from broadsight.dense.stages import open_stages
 from broadsight.files import write_json
 from broadsight.models.emsnet import EMSBlock, EMSNet, MultiScaleInteraction
-from broadsight.papers.dense import COCO, DenseModel
 from broadsight.papers.macs import OLD_PROFILER, count
 from broadsight.provenance import header
 
@@ -115,10 +115,7 @@ def added(task: str) -> np.ndarray:
 def detector(task: str, widths: Sequence[int]) -> tuple[int, int]:
     with torch.device("meta"):
         stages = open_stages(EMSNet(tuple(widths), DEPTHS, RATIOS))
-    model = DenseModel.__new__(DenseModel)  # which takes registered names alone
-    nn.Module.__init__(model)
-    with torch.device("meta"):
-        model.model = HEADS[task].build(stages, COCO)
+        model = Counted(HEADS[task].build(stages, CLASSES["detect"]))
     return measured(model, (1, 3, *DETECTION))
 
 
