@@ -28,7 +28,7 @@ from ..runs.classifier import Classifier, open_classifier
 from ..runs.opening import is_dense
 from ..training.augmentation import BatchAugmentation, transforms_of
 from ..training.recipes import Recipe
-from ..training.records import check_records
+from ..training.records import check_records, history
 from ..training.run_folder import CLASSES_JUDGED, REPORT, WEIGHTS, RunFolder, is_run, over_classes, write_page
 from ..training.settings import title
 from ..visual.canvas import CaptionedImage
@@ -80,8 +80,8 @@ def report_run(
     """Write a run's report.html: what it is, how it went, and if `evaluated` what its best model says of the images."""
     folder, is_dense_run = RunFolder(path), is_dense(path)
     check_records(folder)
-    config, lines = folder.config(), folder.metrics()
-    run, epochs = config["broadsight"], [line for line in lines if line["kind"] == "epoch"]
+    run, config, lines = history(folder), folder.config(), folder.metrics()
+    epochs = [line for line in lines if line["kind"] == "epoch"]
     record: dict[str, Any] = {"absent": {"figures": "the model was not evaluated, since the run has not finished"}}
     images: dict[str, Any] = {}
     asked = evaluated and (path / WEIGHTS).is_file()

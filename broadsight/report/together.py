@@ -6,7 +6,7 @@ from typing import Any
 
 from ..files import whole_folder, write_text
 from ..provenance import header
-from ..training.records import check_records
+from ..training.records import check_records, history
 from ..training.run_folder import CURVES, REPORT, RunFolder
 from ..training.settings import title
 from ..visual.metrics import GOALS, label
@@ -27,9 +27,7 @@ def report_together(paths: Sequence[Path], folder: Path, command: str = "") -> P
     runs: list[dict[str, Any]] = []
     for path in paths:
         check_records(RunFolder(path))
-        runs.append(RunFolder(path).config().get("broadsight", {}))
-        if "recipe" not in runs[-1] or "settings" not in runs[-1]:
-            raise ValueError(f"{path} holds a model without the history of a run; give folders that train wrote")
+        runs.append(history(RunFolder(path)))
         if what := _unlike(runs[0], runs[-1]):
             advice = "figures of different data have no axis in common; draw those runs apart"
             raise ValueError(f"{path} {what} than {paths[0]}; {advice}")

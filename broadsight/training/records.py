@@ -35,6 +35,14 @@ def put_back(folder: RunFolder, checkpoint: Path, progress: Any, model: nn.Modul
     return notes
 
 
+def history(folder: RunFolder) -> dict[str, Any]:
+    """What `train` recorded of a run beside its model; a ValueError where there is nothing of that."""
+    run = folder.config().get("broadsight", {})
+    if "recipe" not in run or "settings" not in run:
+        raise ValueError(f"{folder.path} holds a model without the history of a run; give a folder that train wrote")
+    return run
+
+
 def check_records(folder: RunFolder) -> None:
     """Refuse metrics and skipped images other than those of the run's checkpoint; a ValueError names the file."""
     for checkpoint in state.checkpoints(folder.last, folder.previous):

@@ -77,6 +77,11 @@ def test_refused__what_has_no_common_axis(tmp_path, capsys):
     assert not end.exists()
     wrong = {("one", "--out", "x"): "--out is for several runs", ("one", "nowhere"): "there is no run in"}
     wrong[("one", "moved", "--device", "cpu")] = "--device: several runs are drawn from what they recorded"
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text('{"architecture": "test_resnet"}')
+    wrong |= dict.fromkeys(
+        [("bare",), ("one", "bare")], "bare holds a model without the history of a run; give a folder"
+    )
     for words, message in wrong.items():
         runs = [str(tmp_path / word) if place < 2 and word[0] != "-" else word for place, word in enumerate(words)]
         assert main(["report", *runs]) == 2 and message in capsys.readouterr().err
