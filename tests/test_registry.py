@@ -82,6 +82,11 @@ def grid(height: int, width: int, stride: int) -> tuple[int, int]:
     return math.ceil(height / stride), math.ceil(width / stride)
 
 
+def normed(model: nn.Module, x: Tensor) -> Tensor:
+    """A map by the model's norm, which may be one of tokens."""
+    return model.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) if type(model.norm) is nn.LayerNorm else model.norm(x)
+
+
 def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor | None]:
     """Of a fixed random projection of the outputs in training mode."""
     outputs = model.train()(images)
@@ -189,14 +194,15 @@ def test_forward__is_features_then_head_at_any_size(model):
     for size in [(32, 32), (33, 47), (70, 50), (96, 160), cfg["input_size"][1:]]:
         images = torch.randn(2, 3, *size)
         features = model.forward_features(images)
-        assert features.shape == (2, model.num_features, *grid(*size, 32))
+        last = model.as_map(features, grid(*size, 32))  # without a class token
+        assert last.shape == (2, model.num_features, *grid(*size, 32)) and last.numel() > 0.4 * features.numel()
         pooled = model.forward_head(features, pre_logits=True)
         assert pooled.shape == (2, model.head_hidden_size)
         logits = model(images)
         assert logits.shape == (2, CLASSES) and logits.isfinite().all()
         assert torch.equal(model.forward_head(features), logits)
         assert_close(model.get_classifier()(pooled), logits, tolerance=1e-6)
-    assert features.shape[2:] == cfg["pool_size"]
+    assert last.shape[2:] == cfg["pool_size"]
 
 
 @pytest.mark.slow
@@ -279,12 +285,13 @@ def test_intermediates__by_index_with_the_models_norm_and_in_their_format(model,
         for one, i in zip(got, taken, strict=True):
             assert torch.equal(one, maps[i])
     plain = model.forward_intermediates(images, intermediates_only=True)
-    final, normed = model.forward_intermediates(images, norm=True, output_fmt="NHWC")
-    assert torch.equal(final, model.norm(plain[3]))  # as timm: the format is that of the intermediates
-    for one, other in zip(normed, [*plain[:3], final], strict=True):
+    final, maps = model.forward_intermediates(images, norm=True, output_fmt="NHWC")
+    last = model.as_map(final, (2, 2))  # as timm: the format is that of the intermediates
+    assert torch.equal(last, normed(model, plain[3]))
+    for one, other in zip(maps, [*plain[:3], last], strict=True):
         assert torch.equal(one, other.permute(0, 2, 3, 1))
     if not isinstance(model.norm, nn.Identity):
-        assert not torch.allclose(final, plain[3])
+        assert not torch.allclose(last, plain[3])
 
 
 @in_inference
@@ -299,7 +306,7 @@ def test_intermediates__stop_early_skips_the_rest(model, images):
     model.forward_intermediates(images, indices=[1])
     assert ran == {0: 2, 1: 2, 2: 1, 3: 1}
     final, _ = model.forward_intermediates(images, indices=[3], stop_early=True)
-    assert torch.equal(final, model.norm(maps[3]))
+    assert torch.equal(model.as_map(final, (2, 2)), normed(model, maps[3]))
 
 
 @each_kind
@@ -328,6 +335,7 @@ def test_pruning__keeps_the_chosen_maps(model, images, indices, taken, norm):
 
 @in_inference
 def test_classifier__other_pools_replaced_and_removed(model, images):
+    model.reset_classifier(CLASSES, "avg")  # of all but the class token, where there is one
     pooled = model.forward_head(model.forward_features(images), pre_logits=True)
     model.reset_classifier(5)
     assert model.num_classes == 5 and model.get_classifier().weight.shape == (5, model.head_hidden_size)
@@ -337,13 +345,13 @@ def test_classifier__other_pools_replaced_and_removed(model, images):
     model.reset_classifier(0)
     assert model.num_classes == 0 and torch.equal(model(images), pooled)
     model.reset_classifier(0, "")
-    unpooled = model(images)
+    unpooled = model.as_map(model(images), (2, 2))
     assert unpooled.shape == (2, model.head_hidden_size, 2, 2)
     assert_close(unpooled.mean((2, 3)), pooled, tolerance=1e-6)
     model.reset_classifier(CLASSES, "avg")
     assert model(images).shape == (2, CLASSES)
     model.reset_classifier(0, "")
-    unpooled = model(images)
+    unpooled = model.as_map(model(images), (2, 2))
     means, peaks = unpooled.mean((2, 3)), unpooled.amax((2, 3))
     for pool, expected in [("max", peaks), ("avgmax", (means + peaks) / 2), ("avg", means)]:
         model.reset_classifier(0, pool)
@@ -466,6 +474,7 @@ def test_stochastic_depth__covers_both_branches(fresh, images):
     model = fresh(drop_path_rate=0.5)
     for block in (block for stage in model.stages for block in stage.blocks):
         block.drop_path = Nothing()
+    model.reset_classifier(CLASSES, "avg")  # a class token would see no image
     moved = {name for name, gradient in gradients(model, images).items() if gradient is not None and gradient.any()}
     assert {name for name in moved if ".blocks." in name and ".cpe." not in name and ".peg." not in name} == set()
     assert {name.partition(".")[0] for name in moved} >= {"stem", "stages", "head"}

@@ -150,7 +150,7 @@ class StagedBackbone(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         stage, last = r"^stages\.(\d+)", (r"^norm|^feature_norms", (99999,))
-        fine = [(rf"{stage}\.downsample", (0,)), (rf"{stage}\.blocks\.(\d+)", None), (rf"{stage}\.norm", (99998,))]
+        fine = [(rf"{stage}\.(?:downsample|cls_)", (0,)), (rf"{stage}\.blocks\.(\d+)", None), (rf"{stage}\.norm", (99998,))]
         return dict(stem=r"^stem", blocks=[*([(stage, None)] if coarse else fine), last])
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -182,6 +182,7 @@ class StagedBackbone(nn.Module):
         take, last_taken = feature_take_indices(len(self.stages), indices)
         last = len(self.stages) - 1
         check_images(x, self.in_chans)
+        sides = x.shape[2], x.shape[3]
         x = in_slices(self.stem, channels_last(x))
         features: dict[int, Tensor] = {}
         for i, stage in enumerate(self.stages[: last_taken + 1] if stop_early else self.stages):
@@ -190,10 +191,16 @@ class StagedBackbone(nn.Module):
                 features[i] = self.feature_norms[i](x) if len(self.feature_norms) else x
         if norm and last in features and not len(self.feature_norms):
             features[last] = self.norm(x)
-        maps = [features[i] if output_fmt == "NCHW" else features[i].permute(0, 2, 3, 1) for i in take]
+        grids = [[-(-side // self.feature_info[i]["reduction"]) for side in sides] for i in take]
+        maps = [self.as_map(features[i], grid) for i, grid in zip(take, grids, strict=True)]
+        maps = maps if output_fmt == "NCHW" else [one.permute(0, 2, 3, 1) for one in maps]
         if intermediates_only:
             return maps
         return x if stop_early and last_taken < last else self.norm(x), maps
+
+    def as_map(self, features: Tensor, grid: Sizes) -> Tensor:
+        """What a stage gives as (B, C, *grid); a family whose stages give something else says how."""
+        return features
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm=False, prune_head=True) -> list[int]:
         """Drop what is not needed for the given stages; returns their positions."""

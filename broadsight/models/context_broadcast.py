@@ -10,7 +10,7 @@ from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.pooling import create_backbone
 from ._backbone import build, cfg, register
 
-ISOTROPIC = ("vit", "deit")  # blocks of one size all through
+ISOTROPIC = ("vit", "deit", "localvit")  # blocks of one size all through
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,13 @@ class Model:
 
     @property
     def family(self) -> str:
-        return self.base.split("_")[0]
+        """timm's or our file that has the base."""
+        return next(name for name in _FILTERS if self.base.startswith(name))
 
 
 _BASES = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}
 _BASES |= {f"deit_{size}_distilled": f"deit_{size}_distilled_patch16_224" for size in ("tiny", "small", "base")}
-_BASES |= {name: name for name in ("twins_pcpvt_small", "pvt_v2_b0", "pvt_v2_b1")}
+_BASES |= {name: name for name in ("twins_pcpvt_small", "pvt_small", "localvit_tiny", "pvt_v2_b0", "pvt_v2_b1")}
 _BASES["swin_tiny"] = "swin_tiny_patch4_window7_224"
 _PLACES = {"": {}, "_attn": dict(branch="attn"), "_both": dict(branch="both")}
 _PLACES |= {"_front": dict(position="front"), "_mid": dict(position="mid")}
@@ -49,7 +50,8 @@ for _name, _base in _BASES.items():
 _FILTERS: dict[str, Any] = {
     **dict.fromkeys(ISOTROPIC, vision_transformer.checkpoint_filter_fn),
     "twins": lambda state_dict, model: state_dict,
-    "pvt": pvt_v2.checkpoint_filter_fn,
+    "pvt_v2": pvt_v2.checkpoint_filter_fn,
+    "pvt": lambda state_dict, model: state_dict,
     "swin": swin_transformer.checkpoint_filter_fn,
 }
 
@@ -68,9 +70,9 @@ def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
 
 
 def _cfg(model: Model) -> dict[str, Any]:
-    plain = "head.fc" if model.family == "swin" else "head"
+    plain = "head.fc" if model.family in ("swin", "pvt") else "head"
     classifier: Any = ("head", "head_dist") if "distilled" in model.base else plain
-    first = "patch_embeds.0.proj" if model.family == "twins" else "patch_embed.proj"
+    first = {"twins": "patch_embeds.0.proj", "pvt": "stem.conv1"}.get(model.family, "patch_embed.proj")
     return cfg(first_conv=first, classifier=classifier, pool_size=None if model.family in ISOTROPIC else (7, 7))
 
 

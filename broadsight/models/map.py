@@ -10,6 +10,7 @@ import torch
 from timm.layers import GELU, SEModule
 from timm.models import generate_default_cfgs
 from timm.models.resnet import Bottleneck, ResNet
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn, init_weights_vit_timm
 from torch import Tensor, nn
 
 from ..surgery.pooling import PooledModel, create_backbone, swap_pool
@@ -69,6 +70,32 @@ class NoTokens(nn.Module):
         return x.new_zeros(x.shape[0], 0, self.dim)
 
 
+class ManyTokens(VisionTransformer):
+    """A ViT with several class tokens from its first block on, classified side by side: the paper's ViT-style MAP.
+
+    Args:
+        tokens: How many; the first is timm's class token, the others are its registers.
+        common: As timm's VisionTransformer has them. With another global_pool than "token" patches are classified.
+    """
+
+    def __init__(self, tokens: int = 16, num_classes: int = 1000, **common: Any):
+        super().__init__(reg_tokens=tokens - 1, num_classes=num_classes, **common)
+        self.reset_classifier(num_classes)
+
+    def pool(self, x: Tensor, pool_type: str | None = None) -> Tensor:
+        chosen = self.global_pool if pool_type is None else pool_type
+        return x[:, : self.num_prefix_tokens].flatten(1) if chosen == "token" else super().pool(x, pool_type)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        super().reset_classifier(num_classes, global_pool)
+        self.head_hidden_size = self.embed_dim * (self.num_prefix_tokens if self.global_pool == "token" else 1)
+        if num_classes > 0:
+            like = next(self.parameters())
+            self.head = nn.Linear(self.head_hidden_size, num_classes, device=like.device, dtype=like.dtype)
+            init_weights_vit_timm(self.head)
+            self.head.train(self.training)
+
+
 def _timm(name: str, **fixed: Any) -> Callable[..., nn.Module]:
     return lambda in_chans, **kwargs: create_backbone(name, in_chans=in_chans, **fixed, **kwargs)
 
@@ -98,7 +125,11 @@ class Published:
         return cfg(url=url, crop_pct=self.crop, pool_size=(self.grid, self.grid), **layers, **fixed)
 
 
-def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> PooledModel:
+def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    if name == VIT_STYLE:
+        maps = dict(feature_cfg=dict(out_indices=3, feature_cls="getter"), pretrained_filter_fn=checkpoint_filter_fn)
+        arch = dict(embed_dim=384, num_heads=6, dynamic_img_size=True, dynamic_img_pad=True)
+        return build(ManyTokens, name, pretrained, arch, {**maps, **kwargs})
     model = MODELS[name]
 
     def construct(
@@ -143,10 +174,12 @@ _MOBILENET: dict[str, Any] = dict(first_conv="conv_stem", maps=_FIVE, settings=_
 _MOBILENET["weights"] = "map_mobilenet_v1"
 _DEIT_SMALL = _timm("deit_small_patch16_224", class_token=False, global_pool="avg")
 
-# The released ResNet50; the paper's rows have another: swap_pool("resnet50", "map"). The lowest map of PiT is the patch
-# embedding with positions.
+VIT_STYLE = "map_vit_style_small"
+# map_resnet50 is the released one; the paper's rows have another. The lowest map of PiT is the patch embedding with
+# positions.
 MODELS: dict[str, Published] = {
     "map_resnet50": Published(_release_resnet, **_RESNET_D, options=dict(head_mixing=True), weights="map_resnet50"),
+    "map_resnet50_paper": Published(_timm("resnet50"), "conv1", _FIVE),
     "map_resnet50d": Published(partial(_resnet_d, (3, 4, 6, 3), (64, 128, 256, 512)), **_RESNET_D),
     "map_resnet75d": Published(partial(_resnet_d, (4, 5, 13, 3), (64, 128, 320, 640)), **_RESNET_D),
     "map_resnet101d": Published(partial(_resnet_d, (4, 5, 21, 3), (84, 168, 336, 672)), **_RESNET_D),
@@ -158,6 +191,7 @@ MODELS: dict[str, Published] = {
     "map_maxvit_small": Published(_timm("maxvit_small_tf_224", **_GELU), **_MAXVIT, **_TRIPLES),
     "map_pit_s": Published(_pit_without_class_token, **_PIT, settings=dict(stem="pos_drop"), weights="map_pit_s"),
     "map_deit_small": Published(_DEIT_SMALL, "patch_embed.proj", 3),
+    "map_pvt_small": Published(_timm("pvt_small", class_token=False), "stem.conv1", _FOUR),
     "map_resmlp_24": Published(_timm("resmlp_24_224"), "stem.proj", 3, fixed=True),
     "map_mobilenetv1": Published(_timm("mobilenetv1_100", act_layer=nn.ReLU), **_MOBILENET),
     "cap_resnet50": Published(_timm("resnet50"), "conv1", _FIVE, "cap", grid=7),
@@ -167,5 +201,6 @@ MODELS: dict[str, Published] = {
 }
 default_cfgs = generate_default_cfgs(
     {f"{name}.release_in1k" if model.weights else name: model.cfg() for name, model in MODELS.items()}
+    | {VIT_STYLE: cfg(crop_pct=0.95, first_conv="patch_embed.proj", classifier="head", pool_size=None)}
 )
-__getattr__ = register(__name__, MODELS, _create)
+__getattr__ = register(__name__, (*MODELS, VIT_STYLE), _create)

@@ -3,16 +3,18 @@
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from timm.layers import DropPath, LayerNorm2d, LayerScale
-from timm.models import generate_default_cfgs, register_model
+import torch
+from timm.layers import DropPath, LayerNorm2d, LayerScale, PatchEmbed, to_2tuple
+from timm.models import generate_default_cfgs, register_model, swin_transformer
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
 from ..layers.folding import fold_norm, fold_scale_after
-from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages
+from ._backbone import ConvNorm, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages, register
 
 
 class STViT(StagedBackbone):
@@ -173,8 +175,79 @@ class PatchStem(nn.Module):
         return self.norm1(self.conv1(nn.functional.pad(x, [0, -W % 4, 0, -H % 4])))
 
 
+class IsotropicSwin(swin_transformer.SwinTransformer):
+    """timm's Swin with any four widths, for images of any size: what the paper compares isotropic STViTs with.
+
+    Args:
+        dims: Channels of each stage.
+        position: "relative", Swin's learned bias; or "none".
+        common: As timm's SwinTransformer has them; `window_size` may have an entry for each stage.
+    """
+
+    def __init__(self, dims: Sizes, position: str = "relative", **common: Any):
+        check_choice("position", position, ("relative", "none"))
+        if len(dims) != 4:
+            raise ValueError(f"dims={tuple(dims)} has {len(dims)} entries; expected 4, one for each stage")
+        widths: Any = Widths(dims)
+        any_size: Any = dict(dynamic_img_size=True, embed_layer=partial(PatchEmbed, dynamic_img_pad=True))
+        super().__init__(embed_dim=widths, **{**any_size, **common})
+        self.embed_dim = dims[0]
+        blocks = [module for module in self.modules() if isinstance(module, swin_transformer.SwinTransformerBlock)]
+        for block in blocks if position == "none" else ():
+            block.attn = PositionFreeAttention(block.attn)
+
+
+class Widths:
+    """Widths of stages in place of the first one, which timm's Swin multiplies by 1, 2, 4 and 8."""
+
+    def __init__(self, dims: Sizes):
+        self.dims = dims
+
+    def __mul__(self, growth: int) -> int:
+        return self.dims[growth.bit_length() - 1]
+
+
+class PositionFreeAttention(swin_transformer.WindowAttention):
+    """Attention within windows by content alone, in place of another. (B*windows, N, C) -> (B*windows, N, C)."""
+
+    def __init__(self, other: swin_transformer.WindowAttention):
+        shape: dict[str, Any] = dict(num_heads=other.num_heads, window_size=other.window_size)
+        drops: dict[str, Any] = dict(attn_drop=other.attn_drop.p, proj_drop=other.proj_drop.p)
+        super().__init__(other.dim, qkv_bias=other.qkv.bias is not None, **shape, **drops)
+        self.qkv, self.proj = other.qkv, other.proj
+        del self.relative_position_bias_table, self.relative_position_index
+
+    def reset_parameters(self) -> None:
+        """Nothing: the layers draw their own."""
+
+    def _init_buffers(self) -> None:
+        """Nothing: there are none."""
+
+    def set_window_size(self, window_size: Any) -> None:
+        self.window_size = to_2tuple(window_size)
+        self.window_area = self.window_size[0] * self.window_size[1]
+
+    def _get_rel_pos_bias(self) -> Tensor:
+        return torch.zeros(1, 1, 1, 1, dtype=self.qkv.weight.dtype, device=self.qkv.weight.device)
+
+
 _SCALED = dict(layer_scale=(None, None, 1e-6, 1e-6))
-default_cfgs = generate_default_cfgs(dict.fromkeys(("stvit_small", "stvit_base", "stvit_large"), cfg()))
+_SWINS: dict[str, dict[str, Any]] = {
+    "swin_isotropic": {},
+    "swin_isotropic_norpe": dict(position="none"),
+    "swin_isotropic_global": dict(window_size=(7, 7, 14, 7)),  # all of the third stage's map of a 224-pixel image
+}
+_CFGS: dict[str, Any] = dict.fromkeys(("stvit_small", "stvit_base", "stvit_large"), cfg())
+default_cfgs = generate_default_cfgs(_CFGS | dict.fromkeys(_SWINS, cfg(first_conv="patch_embed.proj")))
+
+
+def _create_swin(name: str, pretrained: bool, kwargs: dict[str, Any]) -> IsotropicSwin:
+    arch = dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), num_heads=(2, 4, 10, 16), **_SWINS[name])
+    kwargs.setdefault("pretrained_filter_fn", swin_transformer.checkpoint_filter_fn)
+    return build(IsotropicSwin, name, pretrained, arch, kwargs)
+
+
+__getattr__ = register(__name__, _SWINS, _create_swin)
 
 
 @register_model

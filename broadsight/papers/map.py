@@ -6,10 +6,11 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..inspection.macs import blank_model
 from ..layers import AveragePool, MultiTokenPool
+from ..models.map import VIT_STYLE
 from ..surgery.pooling import PooledModel, swap_pool
 from .tables import Row, more_rows, static_figures
 
@@ -40,7 +41,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         yield f"Table 6: resnet50, {groups} x {tokens} tokens", static_figures(entry), build
     build = partial(_repooled, "map_pit_s", AveragePool, norm=True)  # of patches, without timm's class token
     yield "Table 2: pit_s, gap", {"params": "23.3", "macs": "2.4"}, build
-    yield "Table 8: ViT-style map", {"params": "27.8", "macs": "4.6"}, ManyTokens
+    yield "Table 8: ViT-style map", {"params": "27.8", "macs": "4.6"}, partial(blank_model, VIT_STYLE)
     for name, step, groups, tokens, macs in more["steps"]:
         build = partial(_grouped, name, int(groups), int(tokens))
         yield f"Table 9: {name}, {step} ({groups} x {tokens})", {"macs": macs}, build
@@ -95,16 +96,3 @@ def _repooled(model: Any, pool: Callable[..., nn.Module], **arguments: Any) -> n
     with torch.device("meta"):
         head = pool(usual.pyramid.channels, usual.num_classes, **arguments)
     return PooledModel(usual.backbone, usual.pyramid, head)
-
-
-class ManyTokens(nn.Module):
-    """DeiT-S with 16 class tokens from its first block on, classified side by side. (B, 3, H, W) -> (B, 1000)."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.device("meta"):
-            self.model = timm.create_model("deit_small_patch16_224", num_classes=0, global_pool="", reg_tokens=15)
-            self.head = nn.Linear(16 * 384, 1000)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.model(x)[:, :16].flatten(1))
