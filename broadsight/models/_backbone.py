@@ -150,7 +150,11 @@ class StagedBackbone(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         stage, last = r"^stages\.(\d+)", (r"^norm|^feature_norms", (99999,))
-        fine = [(rf"{stage}\.(?:downsample|cls_)", (0,)), (rf"{stage}\.blocks\.(\d+)", None), (rf"{stage}\.norm", (99998,))]
+        fine = [
+            (rf"{stage}\.(?:downsample|cls_)", (0,)),
+            (rf"{stage}\.blocks\.(\d+)", None),
+            (rf"{stage}\.norm", (99998,)),
+        ]
         return dict(stem=r"^stem", blocks=[*([(stage, None)] if coarse else fine), last])
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

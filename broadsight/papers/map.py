@@ -41,7 +41,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         yield f"Table 6: resnet50, {groups} x {tokens} tokens", static_figures(entry), build
     build = partial(_repooled, "map_pit_s", AveragePool, norm=True)  # of patches, without timm's class token
     yield "Table 2: pit_s, gap", {"params": "23.3", "macs": "2.4"}, build
-    yield "Table 8: ViT-style map", {"params": "27.8", "macs": "4.6"}, partial(blank_model, VIT_STYLE)
+    yield f"Table 8: {VIT_STYLE}", {"params": "27.8", "macs": "4.6"}, partial(blank_model, VIT_STYLE)
     for name, step, groups, tokens, macs in more["steps"]:
         build = partial(_grouped, name, int(groups), int(tokens))
         yield f"Table 9: {name}, {step} ({groups} x {tokens})", {"macs": macs}, build
@@ -84,7 +84,7 @@ def _swapped(backbone: str, pool: str) -> nn.Module:
 
 def _grouped(backbone: str, groups: int, tokens: int, attn_dim: int | None = None) -> nn.Module:
     """A model of the MAP paper with another number of tokens; a single one needs no average."""
-    usual: Any = _swapped(backbone, "map") if backbone == "resnet50" else blank_model(f"map_{backbone}")
+    usual: Any = blank_model("map_resnet50_paper" if backbone == "resnet50" else f"map_{backbone}")
     same: dict[str, Any] = dict(level=usual.head.level, dim=usual.head.dim, groups=groups, tokens=tokens)
     attn_dim = attn_dim or usual.head.blocks[0].q.out_features
     return _repooled(usual, MultiTokenPool, mean_token=tokens > 1, attn_dim=attn_dim, **same)

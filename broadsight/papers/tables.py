@@ -23,6 +23,12 @@ def more_rows(topic: str) -> dict[str, Any]:
     return published("more_rows.yaml")[topic]
 
 
+def tables_of(family: str) -> dict[str, Any]:
+    """The tables of a family, by their names in paper_tables.yaml; `models` also has those that it leaves out."""
+    tables = published().get(family, {})
+    return {**tables, "models": [*tables.get("models", []), *more_rows("models").get(family, [])]}
+
+
 @cache
 def contradictions() -> dict[tuple[str, str, str], str]:
     """Why no reading reproduces a figure, by family, row and figure. Anything else that disagrees is a miss."""

@@ -22,7 +22,7 @@ from . import broadcast as broadcast_tables
 from . import dense as dense_tables
 from . import map as map_tables
 from .macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, count
-from .tables import Row, contradictions, more_rows, recorded, static_figures
+from .tables import Row, contradictions, more_rows, recorded, static_figures, tables_of
 from .tables import published as published
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
@@ -35,13 +35,15 @@ SOURCES = {
     "partialformer": "thesis, chapter 5, Table 5.1 and section 5.3.3",
     "map": "MAP, WACV 2025, Tables 1-3, 6, 8, 9; supplement, Tables 1, 4, 6, 7",
     "context_broadcast": "Hyeon-Woo et al., ICCV 2023, supplement, Tables S1, S3, S5, S6",
+    "pvt": "Wang et al., ICCV 2021 (arXiv:2102.12122)",
+    "localvit": "Li et al., arXiv:2104.05707",
 }
 # What has a file of its own: tables of some families, and the tables of detectors and the like of all papers.
 TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadcast_tables, "dense": dense_tables}
 SUBJECTS = (*SOURCES, "dense")  # what can be verified
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = dict(stvit=FVCORE, emsnet=OLD_PROFILER, mat=FVCORE, partialformer=PRODUCTS, map=LAYERS)
-CONVENTIONS["context_broadcast"] = PRODUCTS
+CONVENTIONS |= dict.fromkeys(("context_broadcast", "pvt", "localvit"), PRODUCTS)
 # The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
 ROUNDINGS = {("emsnet", "params"): (ROUND_DOWN,), ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP)}
 
@@ -117,12 +119,14 @@ def catalogue(
 
 def printed_of_models(family: str) -> dict[str, dict[str, str]]:
     """What the tables print for registered models, by name."""
-    tables = published().get(family, {"models": []})
-    return TABLES[family].printed(tables) if family in TABLES else {entry["model"]: entry for entry in tables["models"]}
+    tables, ours = tables_of(family), set(timm.list_models(module=family))
+    if family in TABLES:
+        return TABLES[family].printed(tables)
+    return {entry["model"]: entry for entry in tables["models"] if entry["model"] in ours}
 
 
 def _rows(family: str) -> Iterator[Row]:
-    tables = published() if family == "dense" else published()[family]
+    tables = published() if family == "dense" else tables_of(family)
     if family in TABLES:
         yield from TABLES[family].rows(tables)
         return
