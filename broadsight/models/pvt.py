@@ -71,6 +71,12 @@ class PVT(StagedBackbone):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
+    def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without the class token, where the model has none."""
+        own = self.state_dict()
+        kept = {key: value for key, value in state_dict.items() if key in own or ".cls_" not in key}
+        return super().adapt_checkpoint(kept)
+
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith(("pos_embed", "cls_token"))}
 

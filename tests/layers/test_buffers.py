@@ -21,7 +21,7 @@ SMALL = dict(groups=2, tokens=1, dim=24)
 SWIN = dict(depths=(1, 1, 1, 1), img_size=64, window_size=2)
 SHALLOW = {
     ("map_deit",): dict(depth=4),
-    ("cap_deit", "vit", "deit"): dict(depth=1),
+    ("cap_deit", "vit", "deit", "localvit", "map_vit"): dict(depth=1),
     ("map_pit", "cap_pit"): dict(depth=(1, 1, 1), img_size=64),
     ("map_resmlp", "cap_resmlp"): dict(img_size=64),
     ("map_maxvit",): dict(depths=(1, 1, 1, 1), img_size=64),
@@ -31,7 +31,14 @@ SHALLOW = {
 # Of each kind one that is quickly built and run; the others have the same modules, and take part in `make test-slow`.
 SOON = ("stvit_small", "emsnet_xxtiny", "mat_1", "partialformer_b0", "map_deit_small", "map_mobilenetv1", "map_pit_s")
 SOON += ("map_maxvit_tiny", "cap_deit_small", "vit_tiny_cb", "vit_tiny_cb_s", "vit_small_cb_gate_both", "pvt_v2_b0_cb")
-SOON += ("deit_tiny_distilled_cb", "twins_pcpvt_small_cb", "swin_tiny_cb")
+SOON += (
+    "pvt_small",
+    "localvit_tiny",
+    "swin_isotropic_norpe",
+    "deit_tiny_distilled_cb",
+    "twins_pcpvt_small_cb",
+    "swin_tiny_cb",
+)
 LATER = [name for name in NAMES if name not in SOON]
 
 

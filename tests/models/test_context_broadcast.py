@@ -26,6 +26,8 @@ SHRUNK = dict(
     deit_tiny_distilled_patch16_224_cb=dict(depth=3),
     twins_pcpvt_small_cb=dict(depths=(1, 1, 1, 1), embed_dims=(16, 16, 20, 24), num_heads=(1, 2, 2, 2)),
     pvt_v2_b0_cb_s=dict(depths=(1, 1, 1, 1)),
+    pvt_small_cb_s=dict(depths=(1, 1, 1, 1), dims=(16, 16, 20, 24), heads=(1, 2, 2, 2)),
+    localvit_tiny_cb=dict(depth=3),
     swin_tiny_cb=dict(depths=(1, 1, 2, 1), embed_dim=24),
 )
 each = pytest.mark.parametrize("name", SHRUNK)

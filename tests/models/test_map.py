@@ -16,7 +16,8 @@ from broadsight.weights.released_map import MODELS, model_to_release
 from tests.compare import assert_close, parameters, randomize
 from tests.refusals import refused
 
-NAMES = timm.list_models(module="map")
+VIT_STYLE = "map_vit_style_small"  # whose pool is its blocks
+NAMES = [name for name in timm.list_models(module="map") if name != VIT_STYLE]
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
 
 # Parameters in training and in the light form; channels and sides of the maps, and the level that they are merged at.
@@ -26,6 +27,8 @@ CONVNEXT, SIDES = [96, 96, 192, 384, 768], [112, 56, 28, 14, 7]
 ROWS = dict(
     map_mobilenetv1=(4_879_612, None, [1024], [7], -1),
     map_resnet50=(42_708_288, 36_548_000, [64, 256, 512, 1024, 1024], SIDES, 3),
+    map_resnet50_paper=(38_036_832, 34_956_688, [64, 256, 512, 1024, 2048], SIDES, 3),
+    map_pvt_small=(37_418_272, 34_338_128, [64, 64, 128, 320, 512], [56, *SIDES[1:]], 3),
     map_pit_s=(36_147_424, 33_067_280, [144, 144, 288, 576], [27, 27, 14, 7], 2),
     map_convnext_tiny=(47_833_760, 44_751_616, CONVNEXT, [56, *SIDES[1:]], 3),
     map_convnext_small=(82_837_664, 78_216_448, CONVNEXT, [56, *SIDES[1:]], 3),
@@ -99,6 +102,7 @@ def test_description__names_layers_that_exist_weights_crops_and_sizes(name):
 
 MAPS = dict.fromkeys(("map_pit_s", "cap_pit_s"), (144, 288, 576))
 MAPS |= dict.fromkeys(("map_deit_small", "map_resmlp_24"), (384,) * 3)
+MAPS |= dict(map_pvt_small=(64, 128, 320, 512), map_resnet50_paper=(64, 256, 512, 1024, 2048))
 MAPS |= dict(map_convnext_tiny=(96, 192, 384, 768), map_maxvit_tiny=(64, 64, 128, 256, 512))
 MAPS |= dict(map_resnet50=(64, 256, 512, 1024, 1024), cap_resnet50=(64, 256, 512, 1024, 2048))
 
@@ -158,6 +162,34 @@ def test_create__mobilenet_at_its_size():
     assert groups.average is None and groups.per_token.shape == (1, 1, 4, 1000)
     assert_close(groups.tokens[:, 0], model(x), tolerance=1e-5)
     assert_close(groups.per_token.sum(2)[:, 0] + model.head.classifier.fc.bias, model(x), tolerance=1e-4)
+
+
+@torch.no_grad()
+def test_vit_style__classifies_all_class_tokens_side_by_side():
+    assert parameters(timm.create_model(VIT_STYLE, device="meta")) == 27_822_184
+    model = randomize(timm.create_model(VIT_STYLE, depth=2, num_classes=5)).eval()
+    x = torch.randn(2, 3, 40, 70)
+    features = model.forward_features(x)
+    assert features.shape == (2, 16 + 3 * 5, 384)
+    parts = zip(features[:, :16].unbind(1), model.head.weight.split(384, 1), strict=True)
+    assert_close(model(x), sum(token @ weight.T for token, weight in parts) + model.head.bias, tolerance=1e-5)
+    assert model.forward_head(features, pre_logits=True).shape == (2, model.head_hidden_size) == (2, 6144)
+    for pool, width in (("avg", 384), ("token", 6144), (None, 6144)):
+        model.reset_classifier(3, pool)
+        assert model(x).shape == (2, 3) and model.head.weight.shape == (3, width)
+    model.reset_classifier(0)
+    assert torch.equal(model(x), features[:, :16].flatten(1))
+    maps = timm.create_model(VIT_STYLE, depth=3, tokens=4, features_only=True)(x)
+    assert [one.shape for one in maps] == 3 * [(2, 384, 3, 5)]
+
+
+@torch.no_grad()
+def test_paper_s_resnet50__is_timms_under_the_pool():
+    model, settings = timm.create_model("map_resnet50_paper", num_classes=3).eval(), dict(groups=2, tokens=4)
+    other = swap_pool("resnet50", "map", num_classes=3, **settings).eval()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(1, 3, 64, 96)
+    assert torch.equal(model(x), other(x))
 
 
 def released_state(name: str) -> tuple[PooledModel, dict[str, Tensor]]:

@@ -220,3 +220,39 @@ def test_stem__patches_by_hand():
 )
 def test_wrong_arguments__are_refused(arguments, words):
     refused(words, STViT, **SMALL | arguments)
+
+
+SWINS = dict(swin_isotropic=23_096_172, swin_isotropic_norpe=23_068_456, swin_isotropic_global=23_146_572)
+
+
+@pytest.mark.parametrize("name", SWINS)
+def test_swin__of_the_isotropic_comparison(name):
+    model = timm.create_model(name, device="meta")
+    blocks = [block for stage in model.layers for block in stage.blocks]
+    sides = [13] * 20 if name != "swin_isotropic_global" else [13] * 8 + [27] * 9 + [13] * 3
+    biases = [side**2 * block.attn.num_heads for side, block in zip(sides, blocks, strict=True)]
+    tables = sum(biases) if name != "swin_isotropic_norpe" else 0
+    dims, depths = (64, 128, 320, 512), (3, 5, 9, 3)
+    total = 49 * 64 + 2 * 64 + sum(4 * a * b + 8 * a for a, b in pairwise(dims)) + 2 * 512 + 513 * 1000 + tables
+    total += sum(depth * (12 * dim**2 + 13 * dim) for dim, depth in zip(dims, depths, strict=True))
+    assert parameters(model) == total == SWINS[name]
+    assert model(torch.empty(1, 3, 70, 33, device="meta")).shape == (1, 1000)
+    maps = timm.create_model(name, features_only=True, device="meta")(torch.empty(1, 3, 224, 224, device="meta"))
+    assert [m.shape[1:] for m in maps] == [(dim, 56 // 2**i, 56 // 2**i) for i, dim in enumerate(dims)]
+
+
+@torch.no_grad()
+def test_swin__without_positions_is_with_biases_of_zero():
+    shallow = dict(depths=(1, 2, 1, 1), num_classes=5)
+    plain, usual = (timm.create_model(f"swin_isotropic{end}", **shallow).eval() for end in ("_norpe", ""))
+    missing, unexpected = usual.load_state_dict(plain.state_dict(), strict=False)
+    assert {key.rpartition(".")[2] for key in missing} == {"relative_position_bias_table"} and not unexpected
+    for key in missing:
+        nn.init.zeros_(usual.get_parameter(key))
+    for size in ((224, 224), (100, 64)):
+        x = torch.randn(1, 3, *size)
+        torch.testing.assert_close(plain(x), usual(x))
+    plain.set_input_size((448, 448))
+    assert plain.layers[0].blocks[0].attn.window_size == (14, 14) and plain(torch.randn(1, 3, 448, 448)).shape == (1, 5)
+    refused("unknown position 'absolute'", timm.create_model, "swin_isotropic", position="absolute")
+    refused(r"dims=\(8, 16\) has 2 entries", timm.create_model, "swin_isotropic", dims=(8, 16))

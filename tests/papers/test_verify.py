@@ -126,7 +126,9 @@ def test_verify__covers_every_printed_figure(family):
     figures = printed_figures(family)
     covered = Counter(check.paper for check in mine)
     exact = family not in WITH_MODELS_OF_OTHERS
-    assert len(figures) > (6 if family != "localvit" else 1) and (Counter(figures) == covered if exact else Counter(figures) <= covered)
+    assert len(figures) > (6 if family != "localvit" else 1) and (
+        Counter(figures) == covered if exact else Counter(figures) <= covered
+    )
     assert len({(model(check), check.figure) for check in mine}) == len(mine)
     if family != "context_broadcast":  # of which many are in no table
         assert set(timm.list_models(module=family)) - {"map_pvt_small"} <= {model(check) for check in mine}

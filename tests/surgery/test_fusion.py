@@ -13,9 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import broadsight
 from broadsight.models import EMSNet, STViT
+from tests import zoo
 from tests.compare import assert_close, randomize
-from tests.zoo import KINDS, NAMES, shallow
+from tests.zoo import shallow
 
+NAMES, KINDS = ([n for n in names if not n.startswith("pvt")] for names in (zoo.NAMES, zoo.KINDS))  # LayerNorms alone
 each_kind = pytest.mark.parametrize("name", KINDS, scope="module")
 MIXERS = ("baseline", "whiten", "patch2", "gated", "c_mhsa", "no_split", "no_fusion")
 PLAIN_STVIT = dict(stem="patch", position="relative", ffn="plain")
