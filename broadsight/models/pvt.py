@@ -103,7 +103,7 @@ class Block(nn.Module):
         if x.ndim == 3:
             return self.attn(x, (x.shape[1], 1))
         H, W, side = x.shape[1], x.shape[2], self.attn.sr_ratio
-        grid = -(-H // side) * side, -(-W // side) * side
+        grid = (H + side - 1) // side * side, (W + side - 1) // side * side
         return self.attn(pad_to(x, *grid).flatten(1, 2), grid).unflatten(1, grid)[:, :H, :W]
 
 
@@ -124,8 +124,9 @@ class PatchEmbed(nn.Module):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        side = self.conv1.stride[0]
-        x = self.norm(self.conv1(F.pad(x, [0, -x.shape[3] % side, 0, -x.shape[2] % side])))
+        H, W, side = x.shape[2], x.shape[3], self.conv1.stride[0]
+        grid = (H + side - 1) // side, (W + side - 1) // side
+        x = self.norm(self.conv1(F.pad(x, [0, grid[1] * side - W, 0, grid[0] * side - H])))
         positions, size = self.pos_embed, [x.shape[2], x.shape[3]]
         if list(positions.shape[2:]) != size:
             positions = F.interpolate(positions, size, mode="bilinear")

@@ -60,7 +60,10 @@ class Made:
 
 
 # The others differ from these in what is timm's own, or in one operation.
-LATER = {"stvit_base", *SHALLOW, *(name for name in SMALL if name.startswith("map of"))} - {"vit_tiny_cb"}
+LATER = {"stvit_base", *SHALLOW, *(n for n in SMALL if n.startswith(("map of", "pvt_")))} - {
+    "vit_tiny_cb",
+    "pvt_v2_b0_cb",
+}
 PARAMS = [pytest.param(name, marks=pytest.mark.slow) if name in LATER else name for name in SMALL]
 
 
