@@ -323,7 +323,7 @@ class Views(Options):
 
 HEADS = "retinanet, fcos, ssdlite, faster_rcnn, rtdetr (detect); mask_rcnn, cascade_mask_rcnn (instances); "
 HEADS += "semantic_fpn, upernet (segment); keypoint_rcnn, simple_baseline (keypoints)"
-NECKS = "fpn, the maps as they are, or map, through multi-token attention first"
+NECKS = "fpn, the maps as they are; map, tokens of the model's pool fed back to them; tokens, of the neck's own"
 ALLOW_OUTSIDE = "let lists and COCO files name files outside of their own folder"
 DATASET_ROOT, DOWNLOAD = "where a timm dataset lies or is put", "let a timm dataset be fetched"
 STRICT = "stop at an image that cannot be read instead of skipping it"

@@ -12,7 +12,7 @@ from ..models._backbone import build as build_timm
 from ..models._backbone import cfg
 from ..models.from_run import check_stored
 from ..surgery.broadcasting import add_context_broadcast
-from ..surgery.pooling import create_backbone
+from ..surgery.pooling import create_backbone, swap_pool
 from .heads import HEADS
 from .stages import open_stages
 
@@ -41,7 +41,8 @@ def build(
         name, options: One of HEADS, and options of the head, such as `assigner="atss"` of retinanet.
         backbone, pretrained_backbone: A timm name, with timm's weights if wanted, or a model object, which is changed.
         num_classes: Of objects without the background, labelled from 1; for segmentation of the masks, from 0.
-        neck: "fpn", or "map" for the multi-token neck before the decoder.
+        neck: "fpn"; "map" to feed the tokens of the backbone's multi-token pool back to its stages, or "tokens" for
+            learned ones, before the decoder; see `open_stages`.
         neck_args, backbone_args: For MultiTokenNeck and timm.create_model.
     """
     check_choice("dense model", name, HEADS)
@@ -75,17 +76,32 @@ def make_dense_model(
     backbone_args: Mapping[str, Any] | None = None,
     broadcast: str | None = None,
     broadcast_args: Mapping[str, Any] | None = None,
+    pool: str | None = None,
+    pool_args: Mapping[str, Any] | None = None,
     pretrained_backbone: bool = False,
 ) -> nn.Module:
-    """A dense model from the plain values in a run folder, see `broadsight.dense.build`; in head_args a list stands for
-    a tuple, and `broadcast` is context broadcasting in a backbone given by name, see `add_context_broadcast`."""
+    """A dense model from the plain values in a run folder, see `broadsight.dense.build`.
+
+    In head_args a list stands for a tuple. In a backbone given by name, `broadcast` is context broadcasting, see
+    `add_context_broadcast`; `pool` is the one that neck "map" takes its tokens from, see `swap_pool`.
+    """
+    if pool and neck != "map":
+        raise ValueError(f"pool={pool!r} given with neck={neck!r}; it is for neck='map'")
     if isinstance(backbone, str):
         backbone = create_backbone(backbone, pretrained=pretrained_backbone, **(backbone_args or {}))
         if broadcast:
             backbone = add_context_broadcast(backbone, broadcast, **(broadcast_args or {}))
+        if pool:
+            backbone = swap_pool(backbone, pool, num_classes=1, **(pool_args or {}))
     given = (head_args or {}).items()
     options: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
     return build(head, backbone, num_classes, neck=neck, neck_args=neck_args, **options)
+
+
+def neck_of(stored: Mapping[str, Any]) -> str:
+    """The neck that a run folder's arguments of `make_dense_model` mean: the first version called "tokens" "map"."""
+    neck = stored.get("neck") or "fpn"
+    return "tokens" if neck == "map" and "pool_args" not in stored else neck
 
 
 default_cfgs = generate_default_cfgs({"dense_model": cfg(first_conv=None, classifier=None)})
@@ -98,6 +114,7 @@ def dense_model(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         raise ValueError("dense_model is no model by itself; give head=, such as 'retinanet', and backbone=")
     if kwargs.get("pretrained_cfg"):  # by a run folder
         check_stored(kwargs, "dense_model")
+        kwargs = {**kwargs, "neck": neck_of(kwargs)}
 
     def make(in_chans: int | None = None, backbone_args: Mapping[str, Any] | None = None, **given: Any) -> nn.Module:
         channels = {} if in_chans is None else {"in_chans": in_chans}  # from a run folder, through timm

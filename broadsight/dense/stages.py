@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from ..data.normalising import per_channel
 from ..errors import check_choice
 from ..layers.checks import check_images
-from ..layers.pooling.neck import MultiTokenNeck
-from ..surgery.pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm
-from ..surgery.pyramid import Pyramid, as_backbone, find_pyramid, takes
+from ..layers.pooling.multi_token_pool import MultiTokenPool
+from ..layers.pooling.neck import MultiTokenNeck, PoolNeck
+from ..surgery.pooling import LAYER_NORMS, PooledModel, create_backbone, ends_with_layer_norm, swap_pool
+from ..surgery.pyramid import Pyramid, as_backbone, find_pyramid, maps_of, takes
 
 STRIDES = (4, 8, 16, 32)
+NECKS = ("fpn", "map", "tokens")
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
@@ -29,12 +31,15 @@ class Stages(nn.Module):
     Args:
         model, pyramid: A timm model without its classifier, and how its maps are obtained.
         normed: Put a LayerNorm on every map, for models whose stages end in sums without a norm.
+        pooled: How the maps are obtained that the pool of a PoolNeck takes, as they are in its own model.
     """
 
-    def __init__(self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple, std: tuple):
+    def __init__(
+        self, model: nn.Module, pyramid: Pyramid, normed: bool, mean: tuple, std: tuple, pooled: Pyramid | None = None
+    ):
         super().__init__()
         # `network` is part of the names in every checkpoint of a dense model
-        self.network, self.pyramid, self.strides = model, pyramid, STRIDES
+        self.network, self.pyramid, self.pooled, self.strides = model, pyramid, pooled, STRIDES
         self.in_chans, self.mean, self.std = pyramid.in_chans, mean, std
         height, width = (cells(side, 32) * 32 for side in pyramid.image_size)
         self.fixed_size = None if takes(model, pyramid, (height + 32, width + 64)) else pyramid.image_size
@@ -64,7 +69,7 @@ class Stages(nn.Module):
         seen = images
         if self.fixed_size and tuple(images.shape[-2:]) != self.fixed_size:
             seen = F.interpolate(images, self.fixed_size, mode="bilinear", align_corners=False, antialias=True)
-        maps = self.pyramid(self.network, seen)
+        maps, *pooled = maps_of([self.pyramid, *([self.pooled] if self.pooled else [])], self.network, seen)
         levels = []
         for source, norm, rescale, stride in zip(self.sources, self.norms, self.rescale, STRIDES, strict=True):
             x = rescale(norm(maps[source]))
@@ -72,7 +77,18 @@ class Stages(nn.Module):
             if x.shape[-2:] != whole:  # such as patches of 14 pixels
                 x = F.interpolate(x, whole, mode="bilinear", align_corners=False)
             levels.append(cropped(x, cells(height, stride), cells(width, stride)))
-        return levels if self.neck is None else self.neck(levels)
+        if self.neck is None:
+            return levels
+        return self.neck(levels, *(self.unpadded(one, height, width) for one in pooled))
+
+    def unpadded(self, maps: list[Tensor], height: int, width: int) -> list[Tensor]:
+        """What the pool takes of an image of (height, width), without what that was padded with."""
+        if self.fixed_size or self.pooled is None:
+            return maps
+        (tall, wide), cut = self.pooled.image_size, []
+        for x, (rows, columns) in zip(maps, self.pooled.sizes, strict=True):
+            cut.append(cropped(x, cells(height, round(tall / rows)), cells(width, round(wide / columns))))
+        return cut
 
 
 class Normalise(nn.Module):
@@ -126,20 +142,28 @@ def open_stages(
     Args:
         backbone: A timm name, or a model object, which is changed: of a swapped pooling, the part below it is used.
         pretrained, timm_args, in_chans: For timm.create_model, the first two only with a name; 3 channels by default.
-        neck: "fpn" leaves the maps as they are, for a decoder to merge; "map" applies a multi-token neck first.
+        neck: "fpn" leaves the maps as they are, for a decoder to merge; "map" feeds the tokens of the model's pool back
+            to the stages first, see PoolNeck: of its own multi-token pool, or a new one as `swap_pool` puts it there;
+            "tokens" does so with learned tokens of its own, see MultiTokenNeck.
         neck_args: For MultiTokenNeck; its norm is "group" unless given, since detectors train on small batches.
     """
-    check_choice("neck", neck, ("fpn", "map"))
-    if neck_args and neck != "map":
-        raise ValueError(f"neck_args {', '.join(neck_args)} given with neck={neck!r}; they are for neck='map'")
+    check_choice("neck", neck, NECKS)
+    if neck_args and neck != "tokens":
+        raise ValueError(f"neck_args {', '.join(neck_args)} given with neck={neck!r}; they are for neck='tokens'")
     if isinstance(backbone, str):
         model: Any = create_backbone(backbone, pretrained=pretrained, in_chans=in_chans or 3, **timm_args)
     elif pretrained or timm_args:
         raise ValueError(f"{', '.join(['pretrained', *timm_args])} given with a model object; they are for a name")
     else:
         model = backbone
-    described = getattr(model, "pretrained_cfg", None) or {}
-    if isinstance(model, PooledModel):
+    described, pool = getattr(model, "pretrained_cfg", None) or {}, None
+    if neck == "map":
+        pool = model if isinstance(model, PooledModel) else swap_pool(model, "map", num_classes=1)
+        if not isinstance(pool.head, MultiTokenPool):
+            kind = type(pool.head).__name__
+            raise ValueError(f"neck='map' feeds tokens of a pool back, and {kind} has none; pool with map, ga or cap")
+        model = pool.backbone
+    elif isinstance(model, PooledModel):
         for tap in model.pyramid.taps:
             tap.detach(model.backbone)
         model = model.backbone
@@ -150,11 +174,16 @@ def open_stages(
     info = getattr(model, "feature_info", None)
     offered = [entry.get("reduction") for entry in getattr(info, "info", info) or []]
     indices = None if len(set(offered)) < 2 or None in offered else sorted(set(sources_of(offered)))
-    pyramid = find_pyramid(model, indices=indices, stem="", in_chans=in_chans)
-    model = as_backbone(model, pyramid)
+    pyramid = whole = find_pyramid(model, indices=indices, stem="", in_chans=in_chans)
+    if pool is not None and set(further := pool.pyramid.indices or ()) - set(pyramid.indices or ()):
+        every = sorted({*further, *(pyramid.indices or ())})
+        whole = find_pyramid(model, indices=every, stem="", in_chans=in_chans)
+    model = as_backbone(model, whole)
     mean, std = (per_channel(described.get(key) or usual, pyramid.in_chans) for key, usual in IMAGENET.items())
-    stages = Stages(model, pyramid, normed, mean, std)
-    if neck == "map":
+    stages = Stages(model, pyramid, normed, mean, std, None if pool is None else pool.pyramid)
+    if pool is not None:
+        stages.neck = PoolNeck(pool.head, stages.channels)
+    elif neck == "tokens":
         arguments: dict[str, Any] = {"norm": "group", **(neck_args or {})}
         stages.neck = MultiTokenNeck(stages.channels, **arguments)
     return stages

@@ -15,6 +15,7 @@ from .pooling.merge_maps import MergeMaps as MergeMaps
 from .pooling.multi_token_pool import GroupLogits as GroupLogits
 from .pooling.multi_token_pool import MultiTokenPool as MultiTokenPool
 from .pooling.neck import MultiTokenNeck as MultiTokenNeck
+from .pooling.neck import PoolNeck as PoolNeck
 from .pooling.plain_pools import AveragePool as AveragePool
 from .pooling.plain_pools import FlattenPool as FlattenPool
 from .pooling.plain_pools import FourierPool as FourierPool

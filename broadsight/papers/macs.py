@@ -94,6 +94,8 @@ def beyond(module: nn.Module, convention: Convention, inputs: tuple, output: Any
             return B * (module.merge.weight.numel() * positions + projections * block.q.weight.numel() + mlp)
         case layers.MultiTokenPool():
             return _of_pool(module, convention, inputs[0])
+        case layers.PoolNeck():  # its pool, too, is called by parts
+            return _of_pool(module.pool, convention, inputs[1])
         case PooledModel() if module.pooled and isinstance(module.head, layers.MultiTokenPool):
             images, pyramid = inputs[0], module.pyramid  # its pool is called by parts there and seen by no hook
             shapes = zip(pyramid.channels, pyramid.sizes, strict=True)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..data.dense.resolve import DenseSplits
-from ..dense.build import make_dense_model
+from ..dense.build import make_dense_model, neck_of
 from ..dense.heads import HEADS
 from ..dense.scoring import Views
 from ..errors import first_line
@@ -83,10 +83,11 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
     settings, labels = about["settings"], about["labels"]
     try:
         recipe = Recipe().change(about["recipe"])
-        arguments = {**config["model_args"], "num_classes": config["num_classes"]}
+        arguments: dict[str, Any] = {**config["model_args"], "num_classes": config["num_classes"]}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{where} describes no dense run ({first_line(error)} is not there)") from None
     check_arguments("dense_model", arguments, where)
+    arguments["neck"] = neck_of(arguments)
     described, classes = described_as(config, where), label_names(config, where)
     if size is not None:
         recipe, arguments = _resized(recipe, arguments, size)

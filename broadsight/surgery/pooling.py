@@ -16,7 +16,7 @@ from ..layers.buffers import restore_on_load
 from ..layers.checks import check_images
 from ..layers.pooling import POOLS as POOLS
 from .description import EDITED, as_edited, describe_edited, undescribe
-from .pyramid import Pyramid, as_backbone, find_pyramid
+from .pyramid import Pyramid, as_backbone, find_pyramid, maps_of
 
 # What lets a timm model take images of any size, by the names that its families know; the first that fits is used.
 ANY_SIZE: tuple[dict[str, Any], ...] = (
@@ -101,10 +101,8 @@ class PooledModel(nn.Module):
             wanted = list(range(count))[-indices if indices else 0 :]
         else:
             wanted = [index % count for index in indices]
-        every, taps = sorted({*self.pyramid.indices, *wanted}), len(self.pyramid.taps)
-        maps = replace(self.pyramid, indices=tuple(every))(self.backbone, x)  # in one pass
-        found = dict(zip(every, maps[taps:], strict=True))
-        maps, taken = [*maps[:taps], *(found[i] for i in self.pyramid.indices)], [found[i] for i in wanted]
+        further = replace(self.pyramid, indices=tuple(wanted), taps=())
+        maps, taken = maps_of((self.pyramid, further), self.backbone, x)
         if output_fmt != "NCHW":
             taken = [y.permute(0, 2, 3, 1) if output_fmt == "NHWC" else y.flatten(2).mT for y in taken]
         return self.head.merge_maps(maps), taken

@@ -75,8 +75,7 @@ class Pyramid:
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> list[Tensor]:
         """Maps (B, C_i, H_i, W_i), lowest level first, raw: without the model's final norm."""
-        tapped, maps = self.run(backbone, images)
-        return [*(self._as_map(kept, i, images) for i, kept in enumerate(tapped)), *maps]
+        return maps_of([self], backbone, images)[0]
 
     def run(self, backbone: Any, images: Tensor) -> tuple[list[Any], list[Tensor]]:
         """What the taps kept, in whatever form, and the maps that the model gives by itself."""
@@ -107,6 +106,21 @@ class Pyramid:
         heights = [height for height, _ in self.sizes]
         chosen = sorted(set(heights))[:2][-1]
         return max(1, *(i for i, height in enumerate(heights) if height == chosen))
+
+
+def maps_of(pyramids: Sequence[Pyramid], backbone: Any, images: Tensor) -> list[list[Tensor]]:
+    """The maps of several pyramids of one backbone, all from one pass."""
+    indices = sorted({index for one in pyramids for index in one.indices or ()})
+    if indices:
+        found = backbone.forward_intermediates(images, indices=indices, intermediates_only=True)
+    else:
+        found = [backbone.forward_features(images)]
+    maps = []
+    for one in pyramids:
+        kept = [one._as_map(tap.kept.take(), i, images) for i, tap in enumerate(one.taps)]
+        upper = found if one.indices is None and not kept else [found[indices.index(i)] for i in one.indices or ()]
+        maps.append([*kept, *upper])
+    return maps
 
 
 def find_pyramid(

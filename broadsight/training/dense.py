@@ -117,6 +117,8 @@ def _make_model(
     """The model as it will be trained, and the arguments that `make_dense_model` makes it from for so many classes."""
     head = settings["head"]
     own = {name: settings[name] for name in ("neck", "neck_args", "broadcast", "broadcast_args") if settings[name]}
+    if settings["neck"] == "map":  # says also that it is not what the first version called so
+        own |= dict(pool=settings["pool"], pool_args=settings["pool_args"])
     arguments: dict[str, Any] = dict(head=head, backbone=settings["model"], **own)
     arguments["head_args"] = {**_sizes(head, settings["task"], recipe, splits), **settings["head_args"]}
     arguments["backbone_args"] = parts.with_rates(settings["model_args"], recipe)

@@ -74,7 +74,7 @@ class Recipe:
     eval_size: int | None = _of(None, "models of whole images")  # None: as in training
     long_side: int | None = _of(None, "heads that take any shape")  # at most; None: any
     resize: tuple[float, float] = _of((1.0, 1.0), "dense tasks")  # factors; (0.5, 2.0) trains at many scales
-    crop: Literal["none", "random", "iou"] = _of("none", "heads that find objects")  # iou: as SSD is trained
+    crop: Literal["none", "random", "detr", "iou"] = _of("none", "heads that find objects")  # as DETR or SSD does
     rotation: float = _of(0.0, "the head simple_baseline")  # degrees at most
     crop_pct: float | None = _of(None, CLASSIFY)
     interpolation: Literal["bicubic", "bilinear", "nearest", "random"] | None = _of(None, CLASSIFY)

@@ -55,7 +55,7 @@ class Request(Machine):
     pool_args: Mapping[str, Any] = arguments("pooling, such as groups=4 dim=192")
     broadcast_args: Mapping[str, Any] = arguments("broadcasting, such as branch=both")
     head_args: Mapping[str, Any] = arguments("head, such as assigner=atss", of=DENSE)
-    neck_args: Mapping[str, Any] = arguments("neck map, such as dim=256 tokens=8", of=DENSE)
+    neck_args: Mapping[str, Any] = arguments("neck tokens, such as dim=256 tokens=8", of=DENSE)
     twin: str | None = option(None, TWIN, metavar="POOL")
     seed: int | None = option(None, "of everything random; 0 without it", least=0)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to train")

@@ -78,7 +78,7 @@ def settings_of(request: Request, stored: dict[str, Any] | None) -> tuple[dict[s
     recipes.refuse_ignored(request.changes, recipe, settings["task"], settings["head"], {})
     if settings["model"] == entry.model:
         settings["model_args"] = {**entry.model_args, **settings["model_args"]}
-        if request.pool in (None, entry.pool):
+        if request.pool in (None, entry.pool) and settings["neck"] in (None, entry.neck):
             settings["pool"], settings["pool_args"] = entry.pool, {**entry.pool_args, **settings["pool_args"]}
     _refuse_decided(settings, request.changes)
     for name in ("pool", "broadcast"):
@@ -128,13 +128,13 @@ def _settle_head(settings: dict[str, Any], entry: recipes.Entry) -> None:
     task = settings["task"]
     if task == "classify":
         return
-    if settings["pool"]:
-        advice = "--neck map puts multi-token attention before the decoder"
-        raise ValueError(f"--pool {settings['pool']} with --task {task}, where nothing is pooled; {advice}")
     for part, usual in (("neck", "fpn"), ("head", USUAL[task])):
         settings[part] = settings[part] or getattr(entry, part) or usual
         if settings[part] == getattr(entry, part):
             settings[f"{part}_args"] = {**getattr(entry, f"{part}_args"), **settings[f"{part}_args"]}
+    if settings["pool"] and settings["neck"] != "map":
+        advice = "--neck map feeds the pool's tokens back to the stages"
+        raise ValueError(f"--pool {settings['pool']} with --task {task}, where nothing is pooled; {advice}")
     known = models_for(task)
     if settings["head"] not in known:
         raise ValueError(f"--head {settings['head']} with --task {task}; expected {', '.join(known)}")

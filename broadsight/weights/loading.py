@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import did_you_mean
+from ..layers import PoolNeck
 from ..models.from_run import read_config, stored_model
 from .reading import check_values, inside
 from .reading import read_weights as read_tensors
@@ -52,21 +53,44 @@ def load_given(model: Any, source: str | Path, *, other_classes: bool = False) -
 
 def begin_dense(model: Any, source: str | Path) -> str:
     """Give a dense model the weights of one on the same backbone or of a classifier; what was loaded, in words."""
-    weights = read_weights(source)
-    of_dense_model = any(BACKBONE in name for name in weights)
-    target = model if of_dense_model else model.stages.network
-    own = target.state_dict()
-    if not of_dense_model and not own.keys() <= weights.keys():  # below a swapped pooling
-        weights = {name.removeprefix("backbone."): value for name, value in weights.items()}
+    weights, stages = read_weights(source), model.stages
+    if not any(BACKBONE in name for name in weights):
+        pool = stages.neck.pool if isinstance(stages.neck, PoolNeck) else None
+        return _begin_from_classifier(stages.network, pool, weights, source)
+    own = model.state_dict()
     fitting = _fitting(weights, own)
-    lost = [name for name in own if name not in fitting and (BACKBONE in name or not of_dense_model)]
-    if lost:
-        raise ValueError(f"{source} holds weights of another model: {len(lost)} do not fit, such as {lost[0]}")
-    _load(target, fitting, source)
-    if not of_dense_model:
-        return f"the backbone of {source}"
+    _refuse_lost([name for name in own if name not in fitting and BACKBONE in name], source)
+    _load(model, fitting, source)
     anew = len(own) - len(fitting)
     return f"{len(fitting)} tensors of {source}" + (f"; {anew} of the model's own begin anew" if anew else "")
+
+
+def _begin_from_classifier(
+    network: nn.Module, pool: nn.Module | None, weights: Mapping[str, Tensor], source: str | Path
+) -> str:
+    """Give a backbone, and the pool that its neck keeps, the weights of a classifier; what was loaded, in words."""
+    own, below = network.state_dict(), {}
+    if not own.keys() <= weights.keys():  # below a swapped pooling
+        below = {name.removeprefix("head."): value for name, value in weights.items() if name.startswith("head.")}
+        weights = {name.removeprefix("backbone."): value for name, value in weights.items()}
+    fitting = _fitting(weights, own)
+    _refuse_lost([name for name in own if name not in fitting], source)
+    wanted = pool.state_dict() if pool is not None and below else {}
+    kept = _fitting(below, wanted)
+    if lost := [name for name in wanted if name not in kept]:
+        what = f"{source} holds weights of another pool: {len(lost)} do not fit, such as head.{lost[0]}"
+        raise ValueError(f"{what}; give --pool and --pool-args as it was trained with")
+    _load(network, fitting, source)
+    if pool is None or not kept:
+        return f"the backbone of {source}" + ("" if pool is None else "; the pool begins anew")
+    _load(pool, kept, source)
+    return f"the backbone and pool of {source}"
+
+
+def _refuse_lost(lost: Sequence[str], source: str | Path) -> None:
+    """Refuse weights that lack some of a model's."""
+    if lost:
+        raise ValueError(f"{source} holds weights of another model: {len(lost)} do not fit, such as {lost[0]}")
 
 
 def _fitting(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,8 +5,10 @@ import timm
 import torch
 
 from broadsight.dense import HEADS, build, models_for
-from broadsight.dense.build import USUAL, make_dense_model
+from broadsight.dense.build import USUAL, make_dense_model, neck_of
+from broadsight.layers import MultiTokenNeck, PoolNeck
 from broadsight.papers.macs import PRODUCTS, published_macs
+from broadsight.surgery.pooling import swap_pool
 from tests.compare import parameters
 from tests.refusals import refused
 
@@ -14,7 +16,7 @@ TASKS = ("detect", "instances", "keypoints", "segment")
 
 
 def test_build__passes_everything_on_and_models_for_a_task_have_the_usual_one_first():
-    of_stages = dict(neck="map", neck_args=dict(dim=16, tokens=4, heads=2), backbone_args=dict(drop_path_rate=0.25))
+    of_stages = dict(neck="tokens", neck_args=dict(dim=16, tokens=4, heads=2), backbone_args=dict(drop_path_rate=0.25))
     with torch.device("meta"):
         model = build("retinanet", "test_resnet", 5, in_chans=1, width=32, detections_per_img=7, **of_stages)
     assert model.stages.neck.learned.shape == (1, 4, 16)
@@ -22,6 +24,17 @@ def test_build__passes_everything_on_and_models_for_a_task_have_the_usual_one_fi
     assert any(getattr(module, "drop_prob", 0) for module in model.stages.modules())
     assert {task: models_for(task)[0] for task in TASKS} == USUAL
     assert sorted(name for task in TASKS for name in models_for(task)) == sorted(HEADS)
+
+
+def test_neck__map_takes_the_tokens_of_a_pool_and_old_folders_mean_learned_ones():
+    small = dict(head="semantic_fpn", backbone="test_resnet", num_classes=3, neck="map")
+    pooled = make_dense_model(**small, pool="cap", broadcast=None, pool_args=dict(heads=2)).stages.neck
+    assert isinstance(pooled, PoolNeck) and (pooled.pool.tokens, pooled.pool.blocks[0].heads) == (1, 2)
+    old, new = dict(neck="map", neck_args={}), dict(neck="map", pool=None, pool_args={})
+    assert [neck_of(one) for one in (old, new, {}, dict(neck="fpn"))] == ["tokens", "map", "fpn", "fpn"]
+    read = timm.create_model("dense_model", **small, neck_args={"tokens": 4}, pretrained_cfg={"num_classes": 3})
+    assert isinstance(read.stages.neck, MultiTokenNeck)
+    refused("pool='map' given with neck='fpn'; it is for", make_dense_model, **small | dict(neck="fpn"), pool="map")
 
 
 # Millions of parameters, and billions of multiply-accumulates at 2048x512 or 256x192: each head once, exactly. Those of
@@ -69,6 +82,7 @@ def test_parameters_and_macs__are_those_of_the_papers(name):
         (("semantic_fpn", "test_resnet", 3), dict(wings=2), "semantic_fpn cannot be built: .*keyword .*wings"),
         (("retinanet", "test_resnet", 3), dict(neck="pan"), "unknown neck 'pan'; "),
         (("retinanet", "no_such_net", 3), {}, "unknown model 'no_such_net'"),
+        (("retinanet", swap_pool("test_resnet", "gap"), 3), dict(neck="map"), ".* AveragePool has none; pool"),
     ],
 )
 def test_build__refuses(arguments, options, message):

@@ -10,6 +10,7 @@ from torch import nn
 import broadsight
 from broadsight.dense.stages import Normalise, open_stages, rescaling, sources_of
 from broadsight.layers import MultiTokenNeck
+from tests.compare import randomize
 from tests.refusals import refused
 
 # One of each kind: ours, a CNN with a stem stage, rows of tokens, NHWC, fixed size, pooling swapped, broadcast.
@@ -67,7 +68,7 @@ def test_open_stages__takes_a_model_object_and_a_neck_that_changes_nothing_at_fi
     assert any("broadcast" in name or "scale" in name for name in names)
     torch.manual_seed(0)
     plain = open_stages("emsnet_xxtiny").eval()
-    stages = open_stages("emsnet_xxtiny", neck="map", neck_args=dict(dim=32, tokens=4)).eval()
+    stages = open_stages("emsnet_xxtiny", neck="tokens", neck_args=dict(dim=32, tokens=4)).eval()
     stages.network.load_state_dict(plain.network.state_dict())
     assert isinstance(stages.neck, MultiTokenNeck)
     images = torch.randn(1, 3, 64, 64)
@@ -76,6 +77,30 @@ def test_open_stages__takes_a_model_object_and_a_neck_that_changes_nothing_at_fi
         for layer in stages.neck.to_stages:
             layer.bias += 1
         torch.testing.assert_close([x + 1 for x in plain(images)], stages(images))
+
+
+@pytest.mark.parametrize("name, pool", [("test_resnet", "map"), ("test_convnext", "map"), ("test_resnet", "cap")])
+def test_open_stages__feeds_back_the_very_tokens_that_the_classifier_makes(name, pool):
+    """Of an image without padding, with the weights and statistics of training, some of maps that no decoder sees."""
+    torch.manual_seed(0)
+    sizes = dict(groups=2, tokens=4, dim=24, heads=2, mlp_dim=24) if pool == "map" else {}
+    classifier = randomize(broadsight.swap_pool(name, pool, num_classes=3, **sizes)).eval()
+    kept, images = copy.deepcopy(classifier), torch.randn(2, 3, 64, 96)
+    plain, stages = open_stages(copy.deepcopy(classifier)).eval(), open_stages(classifier, neck="map").eval()
+    for place, value in stages.neck.pool.state_dict().items():
+        assert torch.equal(value, kept.head.state_dict()[place])
+    with torch.no_grad():
+        before = plain(images)
+        assert all(map(torch.equal, stages(images), before))
+        tokens = kept.head.attended_tokens(kept.forward_features(images))[:, :, : kept.head.tokens].flatten(1, 2)
+        parts = tokens.unflatten(1, (4, 2)).mean(2) if pool == "map" else tokens.expand(-1, 4, -1)
+        layers = randomize(stages.neck.to_stages)
+        for to, part, x, told in zip(layers, parts.unbind(1), before, stages(images), strict=True):
+            torch.testing.assert_close(told, x + to(part)[:, :, None, None])
+    assert stages(torch.randn(1, 3, 70, 101))[0].shape[-2:] == (18, 26)
+    stages.train()(images)
+    for place, value in stages.neck.pool.named_buffers():
+        assert torch.equal(value, kept.head.get_buffer(place))
 
 
 def test_open_stages__statistics_frozen_or_not_and_mean_and_deviation():
@@ -110,9 +135,11 @@ def test_sources_of_and_rescaling():
     "arguments, message",
     [
         (("resnet1", {}), "unknown model 'resnet1'; nearest: resnet"),
-        (("test_resnet", dict(neck="pan")), "unknown neck 'pan'; .*expected one of fpn, map"),
+        (("test_resnet", dict(neck="pan")), "unknown neck 'pan'; .*expected one of fpn, map, tokens"),
         (("test_resnet", dict(neck_args=dict(dim=3))), "neck_args dim given with neck='fpn'"),
+        (("test_resnet", dict(neck="map", neck_args=dict(dim=3))), "neck_args dim .* they are for neck='tokens'"),
         ((nn.Linear(2, 2), {}), "Linear offers no feature maps"),
+        ((nn.Linear(2, 2), dict(neck="map")), "Linear offers no feature maps"),
         ((nn.Linear(2, 2), dict(pretrained=True)), "pretrained given with a model object"),
     ],
 )

@@ -97,7 +97,7 @@ EDITED = {
     "both": lambda: timm.create_model("edited", backbone="test_vit", pool="map", pool_args=SMALL, broadcast="cb"),
     "fixed size": lambda: swap_pool("test_vit", "gap", img_size=64),
     "dense": lambda: build("semantic_fpn", "test_resnet", 3, class_weights=(1.0, 2.0, 3.0)),
-    "dense neck": lambda: build("semantic_fpn", "test_resnet", 3, neck="map", neck_args=NECK),
+    "dense neck": lambda: build("semantic_fpn", "test_resnet", 3, neck="tokens", neck_args=NECK),
 }
 
 

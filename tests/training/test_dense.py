@@ -93,6 +93,16 @@ def test_init__from_a_classifier_whatever_its_pooling_or_a_detector_and_resume__
     kept = classifier.backbone.state_dict()
     for name, value in opened.model.stages.network.named_parameters():
         torch.testing.assert_close(value, kept[name], atol=1e-6, rtol=0)
+    pool = dict(pool="map", pool_args=dict(groups=2, tokens=1, dim=24))
+    fed = ask_dense("retinanet", tmp_path / "fed", neck="map", init=str(tmp_path / "classifier.pth"), changes=still)
+    with pytest.raises(ValueError, match=r"holds weights of another pool: .*give --pool and --pool-args"):
+        train(fed)
+    assert f"begins from the backbone and pool of {tmp_path}/classifier.pth" in train(replace(fed, **pool)).notes
+    opened, own = open_dense(tmp_path / "fed"), classifier.head.state_dict()
+    same = timm.create_model(f"local-dir:{tmp_path / 'fed'}", pretrained=True).stages.neck.state_dict()
+    for name, value in opened.model.stages.neck.pool.state_dict().items():
+        torch.testing.assert_close(value, own[name], atol=1e-6, rtol=0)
+        assert torch.equal(value, same[f"pool.{name}"])
     again = ask_dense("retinanet", tmp_path / "again", init=str(folder), changes=still)
     note = [note for note in train(again).notes if "begins from" in note]
     assert note and "begin anew" not in note[0]

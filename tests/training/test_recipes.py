@@ -189,19 +189,15 @@ def test_published__rows_of_other_tables(tables):
         assert ENTRIES[row["model"].replace("_", "-")].recipe.drop_path == row["drop_path"]
 
 
-# Names of the papers' tables for what is one of timm's models with our neck here; None: timm does not have it.
-UNDER_NECK = {f"map_{name}": name for name in ("resnet50", "convnext_tiny", "convnext_small")} | {"map_pvt_small": None}
-
-
 @pytest.mark.parametrize("family", ["emsnet", "mat", "partialformer", "map"])
 def test_published__dense_tables(tables, family):
-    found = {(entry.head, entry.model): entry for name, entry in ENTRIES.items() if name.startswith(f"{family}-")}
+    of_family = [entry for name, entry in ENTRIES.items() if name.startswith(f"{family}-") and "-100-" not in name]
+    found = {(entry.head, entry.model): entry for entry in of_family if "assigner" not in entry.head_args}
     rows = {}
     for row in tables[family]["dense"]:
-        model = UNDER_NECK.get(row["backbone"], row["backbone"])
-        if model:
-            figures = {key.replace("kp_ap", "keypoint_ap"): row[key] for key in row if key.endswith(("ap", "miou"))}
-            rows[row["task"], model] = figures
+        model = "resnet50" if row["backbone"] == "map_resnet50" else row["backbone"]
+        figures = {key.replace("kp_ap", "keypoint_ap"): row[key] for key in row if key.endswith(("ap", "miou"))}
+        rows[row["task"], model] = figures
     assert rows and rows.keys() == {pair for pair in found if pair[0]}
     for pair, figures in rows.items():
         entry = found[pair]
@@ -221,10 +217,10 @@ def test_dense_entry__fits_its_head_and_begins_from_a_recipe_of_its_model(name):
     entry, recipe = DENSE[name], DENSE[name].recipe
     if entry.model:
         (start,) = re.findall(r"Begin from what (\S+) gives", entry.source)
-        model = ENTRIES[start].model or ""
-        assert ENTRIES[start].task == "classify" and model.removeprefix("map_") == entry.model
+        assert ENTRIES[start].task == "classify" and ENTRIES[start].model == entry.model
+        assert not entry.pool or (entry.neck == "map" and entry.pool == ENTRIES[start].pool)
     assert HEADS[entry.head or USUAL[entry.task]].task == entry.task
-    assert entry.neck in (None, "map") and not (entry.pool or entry.cost)
+    assert entry.neck in (None, "map") and not entry.cost
     if entry.source.startswith("Ours"):
         assert (recipe.pretrained, recipe.image_size, recipe.fit_batch) == (False, None, True)
         return
@@ -293,10 +289,18 @@ def test_dense_recipes__are_as_the_papers_print_them():
     decays = [ENTRIES[f"{name}-semantic-fpn"].recipe.weight_decay for name in ("mat-5", "partialformer-b3")]
     assert decays == [1e-4, 0.01]  # sections 4.6.2, 5.4.3
     neck = ENTRIES["map-resnet50-mask-rcnn-1x"]  # supplement, section 2.2
-    assert (neck.recipe.batch_size, neck.recipe.weight_decay, neck.neck_args["dim"]) == (32, 0.1, 1024)
+    assert (neck.recipe.batch_size, neck.recipe.weight_decay, neck.pool) == (32, 0.1, "map")
+    tweaks = {"gap": (38.1, 37.1), "cap": (37.7, 36.6), "cap-tweak": (39.2, 37.7), "map": (40.1, 39.5)}
+    for row, figures in tweaks.items():  # supplement, Table 5
+        pool, _, tweak = row.partition("-")
+        names = (f"{pool}-resnet50-100{'-tweak' if tweak else ''}-{of}" for of in ("mask-rcnn-1x", "semantic-fpn"))
+        entries = [ENTRIES[name] for name in names]
+        assert [entry.published.get("box_ap", entry.published.get("miou")) for entry in entries] == [*figures]
+        assert {entry.neck for entry in entries} == {"map" if tweak or pool == "map" else None}
     many = ENTRIES["stvit-small-mask-rcnn-3x"].recipe  # supplement, section C
     sides = [factor * (many.image_size or 0) for factor in many.resize]
-    assert (many.epochs, many.drop_path, sides) == (36, 0.1, [480.0, 800.0])
+    assert (many.epochs, many.drop_path, sides, many.crop) == (36, 0.1, [480.0, 800.0], "none")
+    assert ENTRIES["map-convnext-tiny-cascade-mask-rcnn-3x"].recipe.crop == "detr"  # ConvNeXt's configuration
     assert ENTRIES["stvit-base-mask-rcnn-3x"].recipe.drop_path == 0.3
 
 

@@ -22,6 +22,8 @@ from .view import IGNORE
 BILINEAR, NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST_EXACT
 GROUND = (124, 116, 104)  # what surrounds images: the mean of photographs
 TRIES = 10  # of a random crop
+# Of image_size: shorter sides that DETR resizes to before it crops, and the range of its crops' sides
+BEFORE_CROP, CROPPED = (0.5, 0.625, 0.75), (0.48, 0.75)
 SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
 
@@ -39,8 +41,9 @@ class DenseTransforms:
         image_size: Pixels of the shorter side; for segment and `fixed`, of both.
         long_side: Most pixels of the longer side; None for 4 times the shorter one in segment, else 1333 to 800.
         resize: Smallest and largest factor on `image_size`, drawn uniformly; segment's is on `long_side` too.
-        crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "iou": SSD's. For
-            segment always image_size x image_size, in which no class fills more than 75 % if ten tries find one.
+        crop: "none"; "random": a window of half to all of each side in which an object's centre lies; "detr": every
+            second image, as DETR does; "iou": SSD's. For segment always image_size x image_size, in which no class
+            fills more than 75 % if ten tries find one.
         hflip: Probability of mirroring.
         color_jitter: Strength of brightness, contrast, saturation and hue, each changed half of the time: 0.5 is usual.
             With crop "iou" channels are swapped too, as SSD does.
@@ -51,7 +54,7 @@ class DenseTransforms:
     image_size: int
     long_side: int | None = None
     resize: tuple[float, float] = (1.0, 1.0)
-    crop: Literal["none", "random", "iou"] = "none"
+    crop: Literal["none", "random", "detr", "iou"] = "none"
     hflip: float = 0.5
     color_jitter: float = 0.0
     fixed: bool = False
@@ -63,8 +66,9 @@ class DenseTransforms:
             raise ValueError(f"{given}; expected pixels, and a smaller and larger factor")
         if self.long_side is not None and self.long_side < self.image_size:
             raise ValueError(f"long_side={self.long_side} is below image_size={self.image_size}; it limits the longer")
-        if self.crop not in ("none", "random", "iou") or (self.task == "segment" and self.crop == "iou"):
-            raise ValueError(f"crop={self.crop!r} is not known for {self.task}; choose 'none' or 'random'")
+        known = ("none", "random") if self.task == "segment" else ("none", "random", "detr", "iou")
+        if self.crop not in known:
+            raise ValueError(f"crop={self.crop!r} is not known for {self.task}; choose one of {', '.join(known)}")
         if not 0 <= self.hflip <= 1 or not 0 <= self.color_jitter <= 1:
             raise ValueError(f"hflip={self.hflip}, color_jitter={self.color_jitter}; expected 0 to 1")
 
@@ -127,6 +131,8 @@ class ObjectTraining:
             return whole, everything
         if self.settings.crop == "iou":
             return iou_window(boxes, height, width)
+        if self.settings.crop == "detr":
+            return detr_window(height, width, self.settings.image_size), everything
         for _ in range(TRIES):
             sides, places = (0.5 + 0.5 * torch.rand(2)).tolist(), torch.rand(2).tolist()
             h, w = (max(1, round(part * side)) for part, side in zip(sides, (height, width), strict=True))
@@ -135,6 +141,19 @@ class ObjectTraining:
             if not len(boxes) or ((left < x) & (x < left + w) & (top < y) & (y < top + h)).any():
                 return (top, left, h, w), everything
         return whole, everything
+
+
+def detr_window(height: int, width: int, image_size: int) -> Window:
+    """DETR's crop of every second image, as it would be in the resized image: 384 to 600 pixels of each side where the
+    shorter is 400, 500 or 600, for an image_size of 800. Objects may be cut off, all of them too."""
+    if torch.rand(()) < 0.5:
+        return 0, 0, height, width
+    resized = BEFORE_CROP[int(torch.randint(len(BEFORE_CROP), ()))] * image_size
+    least, most = (share * image_size * min(height, width) / resized for share in CROPPED)
+    ranges = ((min(side, least), min(side, most)) for side in (height, width))
+    h, w = (max(1, round(low + (high - low) * float(torch.rand(())))) for low, high in ranges)
+    top, left = (int(torch.randint(room + 1, ())) for room in (height - h, width - w))
+    return top, left, h, w
 
 
 def iou_window(boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:

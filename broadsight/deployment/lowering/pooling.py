@@ -1,13 +1,16 @@
-"""Feature maps merged and pooled, as convolutions where sizes are known, by products where open."""
+"""Feature maps merged and pooled, as convolutions where sizes are known, by products where open, and tokens of them."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...layers import FlattenPool, MergeMaps
 from ...layers.folding import inference_form
+from ...layers.kernels.products import gram_triangle
+from ...layers.pooling.gram_tokens import GramTokens
 from ...layers.pooling.merge_maps import check_features, grows
 from . import lowers
 from .operations import average_to, free
@@ -62,6 +65,20 @@ class LoweredMergeMaps(MergeMaps):
         # Neither slices nor a pooling of which most is thrown away.
         kernel = F.pad(x.new_full((1, 1, 2, 2), 0.25), [ratio // 2 - 1] * 4)
         return F.conv2d(x, kernel.expand(x.shape[1], -1, -1, -1), stride=ratio, groups=x.shape[1])
+
+
+@lowers(GramTokens)
+class LoweredGramTokens(GramTokens):
+    """(B, n, dim) -> (G, B, tokens, dim)."""
+
+    def statistics(self, r: Tensor, G: int) -> tuple[Tensor, Tensor]:
+        square = r.shape[1] * r.shape[1]
+        if not free(square):
+            return super().statistics(r, G)
+        # Of a free size, programs hold whole numbers alone
+        entries = gram_triangle(r, self.order, self.mirror, G)
+        length = torch.linalg.vector_norm(entries, dim=-1, keepdim=True)
+        return entries, (length / square).clamp_min(1e-12) * square
 
 
 @lowers(FlattenPool)

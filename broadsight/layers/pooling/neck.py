@@ -1,6 +1,7 @@
-"""The multi-token neck for dense prediction: what class tokens have seen of the whole image, told to every stage."""
+"""Necks for dense prediction: what class tokens have seen of the whole image, told to every stage."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,10 +12,66 @@ from ..checks import check_divides
 from .class_attention import GroupClassAttention
 from .gram_tokens import GramTokens, choose_gram_groups
 from .merge_maps import MergeMaps, rows_of
+from .multi_token_pool import MultiTokenPool
+
+
+class PoolNeck(nn.Module):
+    """Feeds the output tokens of a model's own pool back to its stages, as MAP does (section 4.3).
+
+    Maps of the stages [(B, C_i, H_i, W_i)] and those that the pool takes -> the stages' maps, of the same shapes.
+
+    The pool makes its tokens as it does to classify, with its own weights; only its classifiers go. The tokens of one
+    group after the other are divided by the number of stages. Each stage adds the mean of its part, projected to its
+    channels, at every position; where there are fewer tokens than stages, as the one of "cap", neighbours share one.
+    The averaged token is attended to, but goes to no stage: it is there to teach the others. The projections are new
+    and start at zero, so that a new neck changes nothing.
+
+    The pool's BatchNorms keep their statistics, as its training has left them: an image is one sample to those of Gram
+    tokens, and detectors train on few images. Their scale and shift learn on. In a pool that nobody has trained they
+    do no more than that; of Gram tokens, the variance is set to what their initial weights give.
+
+    Args:
+        pool, channels: The pool, which loses its classifiers, and the channels of each stage, lowest level first.
+    """
+
+    def __init__(self, pool: MultiTokenPool, channels: Sequence[int]):
+        super().__init__()
+        pool.classifier = pool.distill_classifier = pool.average_classifier = None
+        self.pool, count, stages = pool, pool.groups * pool.tokens, len(channels)
+        firsts = [stage * count // stages for stage in range(stages + 1)]
+        self.parts = [slice(first, max(end, first + 1)) for first, end in pairwise(firsts)]
+        one = next(pool.parameters())
+        place: dict[str, Any] = dict(device=one.device, dtype=one.dtype)
+        self.to_stages = nn.ModuleList(nn.Linear(pool.dim, width, **place) for width in channels)
+        for parameter in self.to_stages.parameters():
+            nn.init.zeros_(parameter)
+        gram: Any = pool.gram
+        if gram is not None and not one.is_meta and bool((gram.embed_norm.running_var == 1).all()):
+            # Entries of length one, cut into parts, each times weights of 0.02
+            gram.embed_norm.running_var.fill_(0.02**2 * pool.groups / len(gram.embed))
+        self.train(pool.training)
+
+    def train(self, mode: bool = True) -> "PoolNeck":
+        super().train(mode)
+        for module in self.pool.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
+
+    def forward(self, features: Sequence[Tensor], pooled: Sequence[Tensor]) -> list[Tensor]:
+        vectors = self.stage_vectors(pooled)
+        return [x + vector[:, :, None, None] for x, vector in zip(features, vectors, strict=True)]
+
+    def stage_vectors(self, pooled: Sequence[Tensor]) -> list[Tensor]:
+        """What is added at every position of each stage. Maps that the pool takes -> [(B, C_i)]."""
+        tokens = self.pool.attended_tokens(self.pool.merge_maps(pooled))[:, :, : self.pool.tokens].flatten(1, 2)
+        return [to(tokens[:, part].mean(1)) for to, part in zip(self.to_stages, self.parts, strict=True)]
 
 
 class MultiTokenNeck(nn.Module):
-    """Adds to every stage a vector that its share of the class tokens found in the whole image (MAP, section 4.3).
+    """Adds to every stage a vector that its share of the neck's own class tokens found in the whole image.
+
+    A form of MAP's section 4.3 for models without a pool: the tokens and all that makes them begin anew.
 
     [(B, C_i, H_i, W_i)] -> the same shapes, so that any decoder may follow; a dict of maps, as torchvision's detectors
     pass around, gives a dict. The maps are merged into one, learned tokens attend to it, and the tokens are shared out

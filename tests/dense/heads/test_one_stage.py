@@ -98,7 +98,7 @@ def test_pyramid__sixth_map_is_made_of_what_was_asked_for(extra, seen):
     assert list(maps) == ["0", "1", "2", "p6", "p7"] and pyramid.strides == (8, 16, 32, 64, 128)
     assert not maps["2"].any() and bool(maps["p6"].any()) == seen
     # What only lower maps need is frozen
-    pyramid = FeaturePyramid(open_stages("test_resnet", neck="map"), 8, "p5", width=32)
+    pyramid = FeaturePyramid(open_stages("test_resnet", neck="tokens"), 8, "p5", width=32)
     frozen = {name for name, p in pyramid.named_parameters() if not p.requires_grad}
     assert frozen and all(".0." in name and name.startswith("stages.neck.") for name in frozen)
 

@@ -16,6 +16,7 @@ from broadsight.dense.scoring import Views
 from broadsight.deployment import Description
 from broadsight.deployment.dense.raw import RawModel, raw_model
 from broadsight.deployment.dense.session import find
+from broadsight.surgery.pooling import swap_pool
 from tests.deployment.tiny import reference
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -35,7 +36,8 @@ def dense_run(kind: str, backbone: str = "test_resnet", neck: str = "fpn") -> An
     """What `open_dense` gives, as far as export asks; weights are such that there is something to find."""
     torch.manual_seed(0)
     head = kind.split()[0]
-    model: Any = build(head, backbone, 3, neck=neck, **HEADS[kind]).eval()
+    below: Any = swap_pool(backbone, "map", dim=64, heads=4, mlp_dim=64) if neck == "map" else backbone
+    model: Any = build(head, below, 3, neck=neck, **HEADS[kind]).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and "stages.network." not in name:
             # Activations keep their size, so that scores are further apart than rounding

@@ -1,4 +1,4 @@
-"""The neck changes nothing at first, then tells every stage what its tokens saw."""
+"""Necks change nothing at first, then tell every stage what its tokens saw: a pool's own, or those of the neck."""
 
 from collections import OrderedDict
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from broadsight.layers import MultiTokenNeck
+from broadsight.layers import MultiTokenNeck, MultiTokenPool, PoolNeck
 from tests.compare import assert_close, randomize
 from tests.refusals import refused
 
@@ -134,3 +134,67 @@ def test_norm__frozen_keeps_its_statistics_and_group_sees_one_image():
 def test_neck__refuses_what_does_not_fit(options, words):
     refused(words, neck, **options)
     refused("3 feature maps; expected a list of 4", neck(), stages()[:3])
+
+
+# ---- The tokens of a pool
+
+
+def pool_neck(groups: int = 2, tokens: int = 4, **options) -> PoolNeck:
+    sizes = dict(level=3, dim=32, heads=4, groups=groups, tokens=tokens)
+    return PoolNeck(MultiTokenPool((6, *CHANNELS), 5, **{**sizes, **options}), CHANNELS).double()
+
+
+def pooled(batch: int = 2) -> list[torch.Tensor]:
+    """What the pool takes: the stages' maps and one of a stem."""
+    return [torch.randn(batch, 6, 48, 72, dtype=torch.float64).requires_grad_(), *stages(batch)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "means"),
+    [
+        (2, 4, [0.5, 2.5, 4.5, 6.5]),  # ResNet's pool: two tokens a stage, the groups one after the other
+        (4, 2, [0.5, 2.5, 4.5, 6.5]),
+        (4, 3, [1, 4, 7, 10]),
+        (5, 3, [1, 4.5, 8.5, 12.5]),  # three, and four in the others
+        (1, 1, [0, 0, 0, 0]),  # CAP: one for all
+        (2, 1, [0, 0, 1, 1]),
+    ],
+)
+def test_pool_neck__stage_adds_the_mean_of_its_part_of_the_tokens(groups, tokens, means, monkeypatch):
+    ours = pool_neck(groups, tokens, gram=False)
+    numbers = torch.arange(groups * tokens, dtype=torch.float64).view(1, groups, tokens, 1)
+    known = torch.cat([numbers, torch.full_like(numbers[:, :, :1], 99)], 2).expand(2, -1, -1, 32)  # and the average
+    monkeypatch.setattr(ours.pool, "attended_tokens", lambda merged: known)
+    for place, to in enumerate(ours.to_stages):
+        nn.init.constant_(to.weight, 1 / 32)
+        nn.init.constant_(to.bias, 10 * place)
+    features = stages()
+    for place, (x, told) in enumerate(zip(features, ours(features, pooled()), strict=True)):
+        assert_close(told, x + means[place] + 10 * place, "map", 1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(gram=False, light=True), dict(tokens=1, groups=1, distill_tokens=1)], ids=str
+)
+def test_pool_neck__is_an_identity_at_first_and_every_weight_learns_on_one_image(options):
+    ours = pool_neck(**options).train()
+    assert not any("classifier" in name for name in ours.state_dict())
+    features = stages(1)
+    assert all(map(torch.equal, ours(features, pooled(1)), features))
+    for to in ours.to_stages:
+        nn.init.normal_(to.weight)
+    kept = {name: value.clone() for name, value in ours.named_buffers()}
+    seen = pooled(1)
+    sum(x.square().sum() for x in ours(features, seen)).backward()
+    assert [name for name, p in ours.named_parameters() if p.grad is None] == []
+    assert all(x.grad.abs().sum() > 0 for x in seen)
+    assert all(torch.equal(value, kept[name]) for name, value in ours.named_buffers())  # statistics of BatchNorms
+
+
+def test_pool_neck__gram_tokens_of_a_fresh_pool_are_of_usual_size_and_trained_statistics_stay():
+    ours = pool_neck()
+    assert 0.5 < ours.pool.initial_tokens(ours.pool.merge_maps(pooled())).std() < 1.5
+    pool = MultiTokenPool(CHANNELS, 5, level=2, dim=32, heads=4, groups=2, tokens=4)
+    pool.gram.embed_norm.running_var.uniform_(0.5, 2)
+    kept = pool.gram.embed_norm.running_var.clone()
+    assert torch.equal(PoolNeck(pool, CHANNELS).pool.gram.embed_norm.running_var, kept)
