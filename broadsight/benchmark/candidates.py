@@ -126,7 +126,7 @@ def variants(names: Sequence[str], settings: Settings) -> list[Variant]:
             "pool": of_pool[pool],
             "broadcast": of_broadcast.get(broadcast),
         }
-        args |= {"head": settings.head_args, "neck": None if neck == "fpn" else settings.neck_args}
+        args |= {"head": settings.head_args, "neck": settings.neck_args if neck == "tokens" else None}
         given = {part: dict(one) for part, one in args.items() if one}
         found.append(Variant(name, pool, broadcast, size, settings.head, neck, given))
     return found

@@ -13,7 +13,7 @@ SEVERAL_SIZES = "several sizes (--size 224,448)"
 OWN_SIZE = "models that bring no size of their own (NAME@256)"
 WHOLE_MODELS = "whole models"
 POOLED, BROADCAST = "other pools (--pool map and others)", "context broadcasting (--broadcast cb and others)"
-DENSE, NECK = "dense models (--head retinanet and others)", "necks (--neck map)"
+DENSE, NECK = "dense models (--head retinanet and others)", "necks (--neck tokens)"
 
 
 def _sizes(given: Any) -> list[str]:
@@ -52,7 +52,7 @@ class Request(Options):
     pool_args: Mapping[str, Any] = arguments("pools, such as groups=4, each of those that it has", of=(POOLED,))
     broadcast_args: Mapping[str, Any] = arguments("broadcasting, such as branch=both", of=(BROADCAST,))
     head_args: Mapping[str, Any] = arguments("head, such as box_score_thresh=0", of=(DENSE,))
-    neck_args: Mapping[str, Any] = arguments("map neck, such as dim=256 tokens=8", of=(NECK,))
+    neck_args: Mapping[str, Any] = arguments("neck tokens, such as dim=256 tokens=8", of=(NECK,))
     head_only: bool = option(
         False, "only the pooling on feature maps of the right shapes, without the backbone", of=(CLASSIFIERS,)
     )
@@ -118,7 +118,7 @@ class Request(Options):
             DENSE: "this has classifiers" if self.head is None else None,
             POOLED: None if self.pool else "this has none",
             BROADCAST: None if set(self.broadcast) - {"none"} else "this has none",
-            NECK: None if "map" in self.neck else "this has none",
+            NECK: None if "tokens" in self.neck else "this has none",
         }
 
     @property

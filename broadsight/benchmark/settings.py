@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..dense import HEADS
+from ..dense.stages import NECKS
 from ..deployment.formats import runtimes
 from ..errors import check_choice
 from ..layers.context_broadcast import KINDS
@@ -40,7 +41,7 @@ class Settings:
     pool_args: Mapping[str, Any] = field(default_factory=dict)  # pools
     broadcast_args: Mapping[str, Any] = field(default_factory=dict)
     head_args: Mapping[str, Any] = field(default_factory=dict)
-    neck_args: Mapping[str, Any] = field(default_factory=dict)  # or necks that have it
+    neck_args: Mapping[str, Any] = field(default_factory=dict)  # or necks that have it, which is "tokens" alone
     head_only: bool = False  # the pool alone, on random maps like the backbone's; a step ends with their gradients
     light: bool = False
     # Python file with a class PerGroupPool, which has MultiTokenPool's arguments and the released names of parameters;
@@ -70,7 +71,7 @@ class Settings:
         for kind in self.broadcasts:
             check_choice("broadcast", kind, ("none", *KINDS))
         for neck in self.necks:
-            check_choice("neck", neck, ("fpn", "map"))
+            check_choice("neck", neck, NECKS)
         check_choice("dtype", self.dtype, DTYPES)
         if self.head is not None:
             check_choice("head", self.head, HEADS)

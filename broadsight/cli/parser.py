@@ -60,7 +60,8 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         mark = "unrecognized arguments: "
         if message.startswith(mark):
-            unknown = message.removeprefix(mark).split()[0].partition("=")[0]
+            unknown = message.removeprefix(mark).strip().partition(" ")[0].partition("=")[0]
+            message = message if unknown else f"{mark}an empty one, ''"
             known = {one.flag: one for one in self.settings.values()}
             for near in nearest(unknown, known or ("--version", "--help"))[:1]:
                 one = known.get(near)

@@ -82,8 +82,8 @@ WRONG = [
     (["mat_2"], dict(head="fcos", runtime=["onnx"]), "onnx with head 'fcos'; dense models are timed eagerly"),
     (["mat_2"], dict(head="fcos", dtype="bfloat16"), "bfloat16 with head 'fcos'; dense models are timed eagerly"),
     (["mat_2"], dict(head="fcos", neck=["mpa"]), "unknown neck 'mpa'; did you mean 'map'?"),
-    (["mat_2"], dict(head="fcos", neck_args={"dim": 8}), "--neck-args is for necks .*; this has none"),
-    (["mat_2"], dict(head="fcos", neck=["map"], neck_args={"dm": 8}), "--neck-args dm: .* did you mean 'dim'?"),
+    (["mat_2"], dict(head="fcos", neck=["map"], neck_args={"dim": 8}), "--neck-args is for necks .*; this has none"),
+    (["mat_2"], dict(head="fcos", neck=["tokens"], neck_args={"dm": 8}), "--neck-args dm: .* did you mean 'dim'?"),
     (["test_resnet"], dict(head="fcos", head_args={"topk": 8}), "fcos cannot be built: unexpected keyword .* 'topk'"),
 ]
 

@@ -28,15 +28,15 @@ def candidate(kind: str, **options):
 
 def test_bench__necks_of_two_backbones_in_one_run():
     heads, necks = dict(width=32), dict(dim=32, tokens=4)
-    options = dict(head="retinanet", neck=["fpn", "map"], head_args=heads, neck_args=necks, size="64x96", batch=2)
+    options = dict(head="retinanet", neck=["fpn", "tokens"], head_args=heads, neck_args=necks, size="64x96", batch=2)
     names = ["test_resnet", "test_resnet:stem_width=16"]
     report = broadsight.bench(names, rounds=1, warmup=0, **options)
-    titles = [f"retinanet on {name}{neck}" for name in names for neck in ("", " + map:dim=32,tokens=4 neck")]
+    titles = [f"retinanet on {name}{neck}" for name in names for neck in ("", " + tokens:dim=32,tokens=4 neck")]
     assert [row.model for row in report.rows] == titles
     models = [
         build_dense("retinanet", "test_resnet", 80, neck=neck, neck_args=given, backbone_args=stem, **heads)
         for stem in ({}, dict(stem_width=16))
-        for neck, given in (("fpn", None), ("map", necks))
+        for neck, given in (("fpn", None), ("tokens", necks))
     ]
     assert [row.params for row in report.rows] == [sum(p.numel() for p in one.parameters()) for one in models]
     first, mapped, *_ = report.rows
