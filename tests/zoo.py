@@ -1,5 +1,8 @@
 """Every staged backbone of ours, shrunk to one block a stage; timm's own, and what is built like those, are not."""
 
+from importlib.util import find_spec
+
+import pytest
 import timm
 from torch import nn
 
@@ -8,6 +11,18 @@ from broadsight.models._backbone import StagedBackbone
 
 OWN = tuple(family for family in FAMILIES if family not in ("map", "context_broadcast", "localvit"))
 DEPTHS = (1, 1, 1, 1)
+
+
+FASTER_VIT = "map_faster_vit_3"  # of a package under a non-commercial licence, which few have
+HAS_FASTER_VIT = find_spec("fastervit") is not None
+needs_faster_vit = pytest.mark.skipif(not HAS_FASTER_VIT, reason='needs fastervit: pip install "broadsight[fastervit]"')
+
+
+def marked(names, slow=()) -> list:
+    """Registered names as parameters of a test, of which some are slow."""
+    return [
+        pytest.param(n, marks=[needs_faster_vit] * (n == FASTER_VIT) + [pytest.mark.slow] * (n in slow)) for n in names
+    ]
 
 
 def shallow(name: str, **kwargs) -> nn.Module:

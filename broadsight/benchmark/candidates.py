@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..deployment.formats import runtimes
-from ..errors import UsageError, check_arguments, first_line
+from ..errors import UsageError, check_arguments, first_line, is_usage
 from ..inspection.macs import count_calls
 from ..layers import GroupLogits, MultiTokenNeck, MultiTokenPool
 from ..losses import MultiTokenLoss
@@ -275,6 +275,8 @@ def create(variant: Variant, settings: Settings) -> Any:
         create = timm.create_model if pool is None else create_backbone
         model: Any = create(name, num_classes=CLASSES, **options, **variant.of("model"))
     except Exception as error:
+        if isinstance(error, ImportError) and is_usage(error):  # a package to install
+            raise
         if tied:
             made_for = "{}x{}, use that size".format(*cfg.input_size[1:])
             raise ValueError(f"{name} cannot be built for {height}x{width}; it is made for {made_for}") from error

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,8 @@ MLP_NAMES = re.compile(r"mlp|ffn|feed_?forward", re.IGNORECASE)
 QUERIES = ("qkv", "qkvs", "qkv_proj", "q", "qk", "kv", "v", "wq", "q_proj", "query", "to_query")
 PROJECTIONS = ("proj", "out_proj", "o_proj", "output", "final")
 LOOKED_FOR = {
-    "mlp": "modules named or classed like *mlp*, *ffn* or *feed_forward* that hold two linear layers or convolutions",
+    "mlp": "modules named or classed like *mlp*, *ffn* or *feed_forward* that hold two linear layers or convolutions, "
+    "and pairs of modules named intermediate and output",
     "attn": f"modules that hold one of {', '.join(QUERIES)}, and *_tokens mixers",
 }
 
@@ -26,6 +28,7 @@ class Candidate:
     name: str
     module: nn.Module
     projection: nn.Module | None  # its last linear layer or convolution
+    begins: nn.Module | None = None  # its first, where no module holds the whole branch; then `module` is the last
 
 
 def candidates(model: nn.Module) -> Iterator[Candidate]:
@@ -40,6 +43,9 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
             for kind in ("attn", "mlp"):
                 projection = module.get_submodule(f"{kind}_out_proj")
                 yield Candidate(kind, f"{name}.{kind}_out_proj", projection, projection)
+        elif (last := _after_attention(module)) is not None:
+            claimed.add(name)
+            yield Candidate("attn", name, module, last)
         elif is_attention(module):
             claimed.add(name)
             named = next((getattr(module, child) for child in PROJECTIONS if _is_child(module, child)), nn.Identity())
@@ -54,6 +60,9 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
             if not any(_is_mlp(n, m) for n, m in inner.named_modules() if n):  # the innermost is meant
                 claimed.add(name)
                 yield Candidate("mlp", inner_name, inner, list(affine_layers(inner))[-1])
+        elif (first := _only_layer(module, "intermediate")) and (last := _only_layer(module, "output")):
+            claimed |= {f"{name}.intermediate", f"{name}.output"}
+            yield Candidate("mlp", next(n for n, m in model.named_modules() if m is last), last, last, first)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -61,6 +70,18 @@ def is_attention(module: nn.Module) -> bool:
     strided = _is_child(module, "conv_proj") and _is_child(module, "o_proj")
     ours = isinstance(module, MultiScaleInteraction | nn.MultiheadAttention)
     return ours or strided or any(_is_child(module, name) for name in QUERIES)
+
+
+def _after_attention(module: nn.Module) -> nn.Module | None:
+    """Of what transformers calls an attention, with the computation in one child, the layer in the other."""
+    inner = any(is_attention(module.get_submodule(name)) for name in ("attention", "self") if _is_child(module, name))
+    return _only_layer(module, "output") if inner else None
+
+
+def _only_layer(module: nn.Module, child: str) -> Any:
+    """The linear layer or convolution of a child, if it has a single one."""
+    layers = list(affine_layers(module.get_submodule(child))) if _is_child(module, child) else []
+    return layers[0] if len(layers) == 1 else None
 
 
 def _is_mlp(name: str, module: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """Finds the attention and MLP branches of any vision model, and their tokens, in a pass without arithmetic."""
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,7 @@ from ..errors import first_line
 from ..layers import ChannelMlp, SuperTokenAttention
 from .branch_structure import Candidate, affine_layers, candidates
 from .layout import layouts_of, path_of, prefix_tokens
-from .meta_pass import as_pair, copied, image_channels, in_eval_mode
+from .meta_pass import as_pair, copied, image_channels, in_eval_mode, run_on, takes_text
 from .meta_pass import image_size as built_for
 from .watch import hooked
 
@@ -36,6 +37,7 @@ class Tokens:
     class_token: bool = False  # whether the first token is the class token
     fresh: bool = False  # whether nobody else holds this tensor, so that it may be overwritten
     alone: bool = True  # whether the module takes or gives nothing but this tensor
+    masked: nn.Module | None = None  # the module around that is told as `attention_mask` which tokens are padding
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class _Watched:
     """The calls of some modules in one pass of a copy of the model over zeros (B, C, H, W), with values or without."""
 
     def __init__(self, model: nn.Module, modules: Iterable[nn.Module], shape: Sequence[int], with_values: bool):
-        self.model, self.batch, self.size = model, shape[0], (shape[2], shape[3])
+        self.model, self.batch, self.size, self.text = model, shape[0], (shape[2], shape[3]), takes_text(model)
         self.calls = {module: _Call() for module in modules}
         copy, copies = copied((model, list(self.calls)), model, with_values)
         noted = dict(zip(copies, self.calls.values(), strict=True))
@@ -107,8 +109,9 @@ class _Watched:
                 call.result = result if isinstance(result, Tensor) else None
 
         like = next(copy.parameters(), torch.empty(0))
-        with in_eval_mode(copy), hooked(copies, before=begins, after=ends):
-            copy(torch.zeros(tuple(shape), device=like.device, dtype=like.dtype))
+        images = torch.zeros(tuple(shape), device=like.device, dtype=like.dtype)
+        with in_eval_mode(copy), hooked(copies, before=begins, after=ends), torch.random.fork_rng(devices=[]):
+            run_on(copy, images)
 
     def located(self, branch: Candidate) -> Branch | None:
         """The branch with the tokens at its places, or None if it sees no tokens of an image."""
@@ -123,7 +126,10 @@ class _Watched:
             return None
         front = mid = None
         first = bool(call.arguments) and call.arguments[0] is given
-        if first and given.ndim == result.ndim and branch.module is not branch.projection:
+        start = self.calls[branch.begins].given if branch.begins else None
+        if branch.begins is not None and start is not None:
+            front = self.tokens(branch.begins, "input", start, axis, around)
+        elif first and given.ndim == result.ndim and branch.module is not branch.projection:
             front = _inside_sequences(self.tokens(branch.module, "input", given, axis, around))
         last: Any = branch.projection
         x, y = (self.calls[last].given, self.calls[last].result) if last is not None else (None, None)
@@ -136,7 +142,7 @@ class _Watched:
                 mid = self.tokens(last, "input", x, x.ndim - 1 if isinstance(last, nn.Linear) else 1, around)
                 mid = mid if mid.count == end.count else None
         end = _inside_sequences(end)
-        return Branch(branch.kind, branch.name, branch.module, branch.projection, front, mid, end)
+        return Branch(**vars(branch), front=front, mid=mid, end=end)
 
     def beside_windows(self, tokens: Tokens | None, branch: nn.Module) -> Tokens | None:
         """The same tokens where the image is whole: a norm before, a scale or drop path behind, or a block around."""
@@ -168,12 +174,13 @@ class _Watched:
         count, windowed, class_token = x.numel() // x.shape[axis] // self.batch, len(x) != self.batch, False
         arguments = ((holder, i, y) for holder in around for i, y in enumerate(self.calls[holder].arguments))
         whole = ((holder, i) for holder, i, y in arguments if y is not None and y.ndim and len(y) == self.batch)
-        if x.ndim == 3 and axis == 2 and not windowed:
+        masked = next((holder for holder in around if _takes_mask(holder)), None) if self.text else None
+        if x.ndim == 3 and axis == 2 and not windowed and not self.text:
             prefix, has_class = prefix_tokens(around)
             found = layouts_of((self.batch, count, x.shape[2]), self.size, prefixes=(prefix or 0, 0))
             class_token = has_class and bool(found) and found[0].prefix > 0
         place = (module, side, x.shape[axis], axis, count, windowed, *next(whole, (None, 0)))
-        return Tokens(*place, class_token=class_token, alone=self.calls[module].alone)
+        return Tokens(*place, class_token=class_token, alone=self.calls[module].alone, masked=masked)
 
 
 def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence[int] | None) -> _Watched:
@@ -181,7 +188,7 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
     for wrapper in ("backbone", "model"):  # a swapped pooling, timm's feature extractors
         inner = getattr(inner, wrapper, inner)
     size = as_pair(size) if size else built_for(inner)
-    modules = {module for branch in possible for module in (branch.module, branch.projection) if module is not None}
+    modules = {module for one in possible for module in (one.module, one.projection, one.begins) if module is not None}
     around = {module for branch in possible for module in path_of(model, branch.name)[1:]}
     modules |= around | {child for module in around for child in module.children()}
     faults: list[Exception] = []
@@ -194,6 +201,10 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
     why = f"images of {size[0]}x{size[1]} ({first_line(faults[0])})"
     hint = "pass the image_size that it was built for"
     raise ValueError(f"{type(model).__name__} does not run on {why}; {hint}") from faults[0]
+
+
+def _takes_mask(module: nn.Module) -> bool:
+    return "attention_mask" in inspect.signature(module.forward).parameters
 
 
 def _inside_sequences(tokens: Tokens) -> Tokens:

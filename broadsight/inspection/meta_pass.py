@@ -1,5 +1,6 @@
 """What a model takes, and a pass through it without arithmetic."""
 
+import inspect
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,6 +14,7 @@ def image_size(model: Any) -> tuple[int, int]:
     """(H, W) that the model was built for: its own record of it, or what its weights were trained on."""
     keepers = [getattr(model, name, None) for name in ("patch_embed", "stem")] + [model]
     recorded = [getattr(keeper, "img_size", None) for keeper in keepers]
+    recorded.append(getattr(getattr(model, "config", None), "image_size", None))  # of transformers
     trained = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[-2:]
     return as_pair(next((size for size in recorded if size), trained))
 
@@ -21,6 +23,19 @@ def image_channels(model: Any) -> list[int]:
     """What the first convolution takes, then what the weights were trained on: it may not see the image itself."""
     first = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)][:1]
     return [*first, (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3,))[0]]
+
+
+def takes_text(model: nn.Module) -> bool:
+    """Whether a model of transformers reads images and text together."""
+    return {"pixel_values", "input_ids", "attention_mask"} <= inspect.signature(model.forward).parameters.keys()
+
+
+def run_on(model: nn.Module, images: Tensor) -> Any:
+    """What a model makes of images (B, C, H, W), with a text of six tokens beside each if it reads one."""
+    if not takes_text(model):
+        return model(images)
+    text = images.new_ones(len(images), 6, dtype=torch.long)
+    return model(pixel_values=images, input_ids=text, attention_mask=text)
 
 
 def as_pair(size: int | Sequence[int]) -> tuple[int, int]:

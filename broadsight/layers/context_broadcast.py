@@ -16,7 +16,13 @@ KINDS = tuple(OPERATIONS)
 
 
 def context_broadcast(
-    x: Tensor, kind: str = "cb", scale: Tensor | None = None, channel_axis: int = -1, class_token=False, inplace=False
+    x: Tensor,
+    kind: str = "cb",
+    scale: Tensor | None = None,
+    channel_axis: int = -1,
+    class_token: bool = False,
+    inplace: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The tokens of each image with their context; the shape stays.
 
@@ -28,16 +34,22 @@ def context_broadcast(
         x: (B, ..., C), or with the channels elsewhere. All axes but these two count tokens.
         scale: (C,), for "scaled".
         inplace: Overwrite x, unless autograd needs it: "gate" and "hybrid" are products with it.
+        mask: (B, N), true for the tokens (B, N, C) that m is the mean of, for padded sequences.
     """
     channel_axis = channel_axis % x.ndim
     axes = [axis for axis in range(1, x.ndim) if axis != channel_axis]
     if kind == "scaled" and scale is None:
         raise ValueError("kind='scaled' without a scale; expected one for each channel")
-    if kind in ("cb", "scaled"):
+    if mask is None and kind in ("cb", "scaled"):
         return uniform(x, None if kind == "cb" else scale, channel_axis, axes, inplace)
     if class_token and len(axes) > 1:
         raise ValueError(f"a class token in shape {list(x.shape)}; only tokens (B, N, C) have one")
-    mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
+    if mask is not None:
+        mean = _mean_of(x, mask)
+        if kind in ("cb", "scaled"):
+            return add_context(x, mean, scale, channel_axis, False)
+    else:
+        mean = x.mean(axes, keepdim=True) if kind == "hybrid" or not class_token else x
     first = x.narrow(axes[0], 0, 1) if class_token else mean
     if kind == "hybrid":
         return torch.addcmul(mean * 0.5, x, first + 0.5)
@@ -45,6 +57,14 @@ def context_broadcast(
     if inplace and not (torch.is_grad_enabled() and (x.requires_grad or factor.requires_grad)):
         return x.mul_(factor)
     return x * factor
+
+
+def _mean_of(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean of some tokens of each image. (B, N, C), (B, N) -> (B, 1, C)."""
+    if x.ndim != 3 or mask.shape[-1] != x.shape[1]:
+        raise ValueError(f"a mask of shape {list(mask.shape)} for tokens of {list(x.shape)}; expected (B, N)")
+    mask = mask[:, :, None]
+    return (x.masked_fill(~mask, 0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
 
 @accelerated(lambda _, *given: Uniform.apply(*given), learns)

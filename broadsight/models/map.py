@@ -17,6 +17,7 @@ from ..surgery.pooling import PooledModel, create_backbone, swap_pool
 from ..weights.reading import PLAIN_TYPES, weights_in
 from ..weights.released_map import model_from_release
 from ._backbone import build, cfg, register
+from ._faster_vit import FasterViT
 
 RELEASE = "https://github.com/Lab-LVM/imagenet-models/releases/download/v0.0.1/"
 POOL_ARGUMENTS = ("groups", "tokens", "dim", "heads", "mlp_dim", "level", "light", "attn_dim", "stem", "indices")
@@ -172,6 +173,10 @@ _MAXVIT: dict[str, Any] = dict(first_conv="stem.conv1", maps=_FIVE, fixed=True)
 _PIT: dict[str, Any] = dict(first_conv="patch_embed.conv", maps=_THREE, fixed=True)
 _MOBILENET: dict[str, Any] = dict(first_conv="conv_stem", maps=_FIVE, settings=_NARROW, options=_LINEAR, grid=7)
 _MOBILENET["weights"] = "map_mobilenet_v1"
+_FASTER_VIT: dict[str, Any] = dict(
+    settings=dict(groups=5, tokens=3, heads=32, attn_dim=384, level=3), fixed=True, grid=7
+)
+_FASTER_VIT["options"] = dict(head_mixing=True, classifier="linear")
 _DEIT_SMALL = _timm("deit_small_patch16_224", class_token=False, global_pool="avg")
 
 VIT_STYLE = "map_vit_style_small"
@@ -194,6 +199,9 @@ MODELS: dict[str, Published] = {
     "map_pvt_small": Published(_timm("pvt_small", class_token=False), "stem.conv1", _FOUR),
     "map_resmlp_24": Published(_timm("resmlp_24_224"), "stem.proj", 3, fixed=True),
     "map_mobilenetv1": Published(_timm("mobilenetv1_100", act_layer=nn.ReLU), **_MOBILENET),
+    "map_faster_vit_3": Published(
+        FasterViT, "patch_embed.conv_down.0", _FIVE, **_FASTER_VIT, weights="map_faster_vit_3_224"
+    ),
     "cap_resnet50": Published(_timm("resnet50"), "conv1", _FIVE, "cap", grid=7),
     "cap_pit_s": Published(_timm("pit_s_224"), **_PIT, pool="cap", grid=7),
     "cap_deit_small": Published(_DEIT_SMALL, "patch_embed.proj", 3, "cap"),

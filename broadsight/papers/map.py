@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import timm
@@ -10,11 +11,12 @@ from torch import nn
 
 from ..inspection.macs import blank_model
 from ..layers import AveragePool, MultiTokenPool
+from ..models._faster_vit import INSTALL, MISSING, packaged
 from ..models.map import VIT_STYLE
 from ..surgery.pooling import PooledModel, swap_pool
 from .tables import Row, more_rows, static_figures
 
-NO_FASTER_VIT = "FasterViT is neither in timm nor elsewhere under a free licence"
+NO_FASTER_VIT = "" if find_spec("fastervit") else f"{MISSING}; {INSTALL}"
 
 
 def rows(tables: dict[str, Any]) -> Iterator[Row]:
@@ -29,7 +31,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         where, name = more["models"][f"{backbone} {pool}"]
         build = partial(blank_model, name) if timm.is_model(name) else partial(_swapped, backbone, pool)
         printed = static_figures(entry) | modules.get(name, {})
-        yield f"{where}: {name}", printed, NO_FASTER_VIT if backbone == "faster_vit_3" else build
+        yield f"{where}: {name}", printed, (NO_FASTER_VIT if backbone == "faster_vit_3" else "") or build
     yield "README, Table S9: map_resnet50", static_figures(more["released"]), partial(blank_model, "map_resnet50")
     for entry in tables["scaled_resnet_d"]:
         sizes = {f"{what} of stage {i}": n for what in ("layers", "channels") for i, n in enumerate(entry[what], 1)}
@@ -46,8 +48,8 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         build = partial(_grouped, name, int(groups), int(tokens))
         yield f"Table 9: {name}, {step} ({groups} x {tokens})", {"macs": macs}, build
     for where, name, params, macs in more["baselines"]:
-        lacking = NO_FASTER_VIT if name.startswith("FasterViT") else "timm has no such model"
-        build = partial(blank_model, name) if timm.is_model(name) else lacking
+        build = partial(blank_model, name) if timm.is_model(name) else "timm has no such model"
+        build = NO_FASTER_VIT or _faster_vit if name == "FasterViT-3" else build
         yield f"{where}: {name}", {"params": params, "macs at 320" if "nfnet" in name else "macs": macs}, build
 
 
@@ -80,6 +82,11 @@ for i in (1, 2, 3, 4):
 def _swapped(backbone: str, pool: str) -> nn.Module:
     with torch.device("meta"):
         return swap_pool(backbone, pool)
+
+
+def _faster_vit() -> nn.Module:
+    with torch.device("meta"):
+        return packaged(1000)
 
 
 def _grouped(backbone: str, groups: int, tokens: int, attn_dim: int | None = None) -> nn.Module:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from ..errors import first_line
 from ..inspection.macs import blank_model, executed_macs
 from ..layers import PartialAttention
 from ..models import FAMILIES, STViT
@@ -108,12 +109,16 @@ def catalogue(
     for done, (family, name) in enumerate(names):
         if progress:
             progress(done, len(names), name)
-        model, paper = blank_model(name), printed[family].get(ALIASES.get(name, name), {})
-        row: dict[str, Any] = {"model": name, "family": family}
-        row |= {"params": sum(p.numel() for p in model.parameters()), "macs": executed_macs(model, SIZE)}
+        row: dict[str, Any] = {"model": name, "family": family, "params": None, "macs": None}
+        source, paper = SOURCES.get(family, ""), printed[family].get(ALIASES.get(name, name), {})
+        try:
+            model = blank_model(name)
+            row |= {"params": sum(p.numel() for p in model.parameters()), "macs": executed_macs(model, SIZE)}
+        except ImportError as error:  # a package that we do not install ourselves
+            source = first_line(error)
         for key, figure in {"paper_params_m": "params", "paper_macs_g": "macs", "paper_top1": "top1"}.items():
             row[key] = float(paper[figure]) if figure in paper else None
-        rows.append(row | {"source": SOURCES.get(family, "")})
+        rows.append(row | {"source": source})
     return rows
 
 

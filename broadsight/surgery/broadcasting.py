@@ -1,5 +1,6 @@
 """Puts context broadcasting into the blocks of any vision model."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..inspection.branches import PLACES as POSITIONS
 from ..inspection.branches import Tokens, find_branches
 from ..layers import ContextBroadcast
 from ..layers.buffers import restore_on_load
-from ..layers.context_broadcast import KINDS, broadcast_input, broadcast_output
+from ..layers.context_broadcast import KINDS, broadcast_input, broadcast_output, context_broadcast
 from ..layers.kernels.dispatch import per_image
 from .description import as_edited, describe_edited
 from .pyramid import Passed
@@ -34,7 +35,8 @@ def add_context_broadcast(
     all zero, so that a pretrained model is unchanged at first.
 
     Args:
-        model: Any vision model that takes a batch of images: timm's, ours, yours.
+        model: Any vision model that takes a batch of images: timm's, ours, transformers', yours; or one of
+            transformers that reads a text beside it, as ViLT, of which the mean is over both, without padding.
         kind: "cb", "scaled", "gate" or "hybrid"; see `ContextBroadcast`.
         branch: "mlp", "attn" or "both".
         position: Before the branch ("front"), before its last linear layer ("mid"), or after it ("end").
@@ -82,6 +84,9 @@ def add_context_broadcast(
         if isinstance(broadcast, WindowedBroadcast):
             assert tokens.block is not None
             tokens.block.register_forward_pre_hook(broadcast.images)
+        elif isinstance(broadcast, MaskedBroadcast):
+            assert tokens.masked is not None
+            tokens.masked.register_forward_pre_hook(broadcast.padding, with_kwargs=True)
     if getattr(model, "pretrained_cfg", None):  # without, nobody can save the model by a name
         how = dict(branch=branch, position=position, class_token=class_token, image_size=image_size)
         how = {key: value for key, value in how.items() if value is not None}
@@ -104,6 +109,34 @@ class WindowedBroadcast(ContextBroadcast):
         return self.broadcast(windows, self.channel_axis(x) + 1, False).flatten(0, 1)
 
 
+class MaskedBroadcast(ContextBroadcast):
+    """Context broadcasting among the tokens of a sequence that are no padding, which `padding` has noted."""
+
+    def __init__(self, kind: str, dim: int, padding: "PaddingMask", *, class_token: bool):
+        super().__init__(kind, dim, channels_last=True, class_token=class_token)
+        self.padding = padding
+
+    def broadcast(self, x: Tensor, channel_axis: int, class_token: bool) -> Tensor:
+        mask = self.padding.mask.get()
+        return context_broadcast(x, self.kind, self.scale, channel_axis, class_token, mask=mask)
+
+
+class PaddingMask:
+    """A forward pre-hook that notes which tokens a block may attend to, for a layer inside. argument: its position."""
+
+    def __init__(self, argument: int):
+        self.argument, self.mask = argument, Passed()
+
+    def __call__(self, module: nn.Module, inputs: tuple, options: dict[str, Any]) -> None:
+        mask = options.get("attention_mask", inputs[self.argument] if len(inputs) > self.argument else None)
+        if mask is not None and not isinstance(mask, Tensor):
+            hint = "create the model with attn_implementation='eager' or 'sdpa'"
+            raise ValueError(f"context cannot leave out padding that a {type(mask).__name__} marks; {hint}")
+        if mask is not None and mask.ndim == 4:  # (B, 1, N, N), what is added to scores or may be attended to
+            mask = mask[:, 0, -1] == 0 if mask.is_floating_point() else mask[:, 0, -1]
+        self.mask.put(None if mask is None else mask.bool())
+
+
 @per_image
 class ImageCount:
     """A forward pre-hook that notes how many images a block gets, for a layer inside that sees windows of these."""
@@ -122,6 +155,9 @@ def _made(kind: str, tokens: Tokens, class_token: bool | None, near: Sequence[nn
     layout: dict[str, Any] = dict(channels_last=tokens.channel_axis != 1)
     if tokens.windowed:
         made: ContextBroadcast = WindowedBroadcast(kind, tokens.channels, ImageCount(tokens.argument), **layout)
+    elif tokens.masked is not None:
+        place = list(inspect.signature(tokens.masked.forward).parameters).index("attention_mask")
+        made = MaskedBroadcast(kind, tokens.channels, PaddingMask(place), class_token=bool(class_token))
     else:
         with_class = tokens.class_token if class_token is None else class_token
         made = ContextBroadcast(kind, tokens.channels, class_token=with_class, inplace=tokens.fresh, **layout)

@@ -56,6 +56,7 @@ class Source(NamedTuple):
 
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
+    same: bool = False  # whether the names are all of the whole tensor
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Translation:
         return translated
 
     def _read(self, key: str, released: Mapping[str, Tensor]) -> Tensor:
-        names, shapes = self.sources.get(key, ((), ()))
+        names, shapes, same = self.sources.get(key, Source((), ()))
         parts = [name for name in names if name in released]
         for name in parts:
             if tuple(released[name].shape) not in shapes:
@@ -101,7 +102,7 @@ class Translation:
                 raise RuntimeError(f"{fault}: another variant? nothing was loaded")
         if not parts:
             return self.own[key]
-        if _is_count(key):  # all groups have seen the same batches
+        if same or _is_count(key):  # all groups have seen the same batches
             return released[parts[0]]
         return torch.stack([released[name] for name in parts]).reshape(self.own[key].shape)
 
@@ -117,8 +118,8 @@ class Translation:
                 continue
             if key not in self.sources:
                 raise ValueError(f"{key!r} has no counterpart in the release; leave it out")
-            names, (shape, *_) = self.sources[key]
-            parts = [value] * len(names) if _is_count(key) else value.reshape(len(names), *shape).unbind()
+            names, (shape, *_), same = self.sources[key]
+            parts = [value] * len(names) if same or _is_count(key) else value.reshape(len(names), *shape).unbind()
             translated |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
         return translated
 
@@ -241,6 +242,7 @@ class Model(NamedTuple):
     backbone: Callable[[str], str]  # from timm's name to the released one
     head: str = "head."  # prefix of the pool
     recomputed: str | None = None  # pattern of buffers that follow from the rest of the model
+    twin: tuple[str, str] | None = None  # parts of names, of which the second replaces the first where a tensor has two
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -248,7 +250,7 @@ MODELS = dict(map_mobilenetv1=Model(_mobilenet, head="fc."), map_resnet50=Model(
 MODELS |= {f"map_convnext_{size}": Model(_convnext) for size in ("tiny", "small")}
 MODELS |= {f"map_maxvit_{size}": Model(str) for size in ("tiny", "small")}
 RECOMPUTED = r"levels\..*\.relative_(bias|coords_table|position_index)$"
-MODELS["map_faster_vit_3"] = Model(str, recomputed=RECOMPUTED)
+MODELS["map_faster_vit_3"] = Model(str, recomputed=RECOMPUTED, twin=(".to_global_feature.pos.", ".pos_embed."))
 
 
 def _model_translation(architecture: str, model: nn.Module) -> Translation:
@@ -257,7 +259,7 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
         raise ValueError(f"no released weights are known for {architecture!r}; expected one of {', '.join(MODELS)}")
     pool: Any = model.get_submodule("head")
     head = _pool_translation(pool, prefix=inner.head)
-    own, parameters = model.state_dict(), dict(model.named_parameters())
+    own, parameters = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
     sources, own_constants, unused = {}, set(), [head.unused, inner.recomputed]
     for key, value in own.items():
         part, _, name = key.partition(".")
@@ -265,7 +267,8 @@ def _model_translation(architecture: str, model: nn.Module) -> Translation:
         if part == "head" and name in head.sources:
             sources[key] = head.sources[name]
         elif part == "backbone" and (key in parameters or key.endswith(STATISTICS)):
-            sources[key] = Source((released,), (tuple(value.shape),))
+            names = (released, released.replace(*inner.twin)) if inner.twin else (released,)
+            sources[key] = Source(tuple(dict.fromkeys(names)), (tuple(value.shape),), same=True)
         elif part == "backbone":
             own_constants.add(key)
             unused.append(re.escape(released) + "$")

@@ -16,7 +16,7 @@ from broadsight.deployment.subject import of_classifier
 from broadsight.models import FAMILIES
 from broadsight.runs.classifier import open_classifier
 from tests.compare import randomize
-from tests.zoo import KINDS, shallow
+from tests.zoo import KINDS, marked, shallow
 
 from .tiny import ask, described, needed, noise, reference, written
 
@@ -95,7 +95,12 @@ def test_small__on_a_phone(name, tmp_path):
     assert (found := made.agreement(path)).within(1e-4), found
 
 
-WHOLE = [(name, format, False) for name in NAMES for format, form in FORMATS.items() if form.suffix]
+WHOLE = [
+    pytest.param(*name.values, format, False, marks=name.marks)
+    for name in marked(NAMES)
+    for format, form in FORMATS.items()
+    if form.suffix
+]
 FREE = "stvit_small", "emsnet_xxtiny", "mat_1", "partialformer_b0", "map_resnet50"
 WHOLE += [(name, format, True) for name in FREE for format in ("onnx", "openvino", "pt2")]
 

@@ -15,6 +15,7 @@ from broadsight.surgery.pooling import PooledModel
 from broadsight.weights.released_map import MODELS, model_to_release
 from tests.compare import assert_close, parameters, randomize
 from tests.refusals import refused
+from tests.zoo import marked
 
 VIT_STYLE = "map_vit_style_small"  # whose pool is its blocks
 NAMES = [name for name in timm.list_models(module="map") if name != VIT_STYLE]
@@ -39,6 +40,7 @@ ROWS = dict(
     map_resnet50d=(52_313_984, 46_153_696, [64, 256, 512, 1024, 2048], SIDES, 3),
     map_resnet75d=(77_364_096, None, [64, 256, 512, 1280, 2560], SIDES, 3),
     map_resnet101d=(99_205_368, None, [84, 336, 672, 1344, 2688], SIDES, 3),
+    map_faster_vit_3=(187_338_000, 181_573_000, [128, 256, 512, 1024, 1024], [56, 28, 14, 7, 7], 3),
     cap_resnet50=(59_136_040, None, [2048], [7], -1),
     cap_pit_s=(26_121_880, None, [576], [7], -1),
     cap_deit_small=(23_233_384, None, [384], [14], -1),
@@ -46,6 +48,7 @@ ROWS = dict(
 )
 RELEASED = {name: name for name in ("map_resnet50", "map_pit_s", "map_convnext_tiny", "map_convnext_small")}
 RELEASED |= dict(map_mobilenetv1="map_mobilenet_v1", map_maxvit_tiny="map_maxvit_tiny_tf_224")
+RELEASED["map_faster_vit_3"] = "map_faster_vit_3_224"
 
 
 @cache
@@ -63,7 +66,7 @@ def test_tables__name_every_model_and_size_that_of_resnet50():
     assert sizes == {"map": 38_036_832, "map-light": 34_956_688}  # of the paper's tables
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", marked(NAMES))
 def test_size_and_pyramid__agree_with_the_paper(name):
     model, (size, light_size, channels, sides, level) = blank(name), ROWS[name]
     assert parameters(model) == size
@@ -77,7 +80,7 @@ def test_size_and_pyramid__agree_with_the_paper(name):
         assert light(torch.empty(1, 3, 224, 224, device="meta")).shape == (1, 1000)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", marked(NAMES))
 def test_description__names_layers_that_exist_weights_crops_and_sizes(name):
     model = blank(name)
     cfg, state = model.pretrained_cfg, model.state_dict()

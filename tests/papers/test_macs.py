@@ -24,6 +24,7 @@ from broadsight.papers.macs import (
 )
 from broadsight.surgery.pooling import swap_pool
 from tests.inspection.test_macs import Attention
+from tests.zoo import marked
 
 PerGroupPool = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "per_group_map.py"))["PerGroupPool"]
 POOLED = SelectAdaptivePool2d(pool_type="avg")
@@ -111,6 +112,7 @@ MODELS = {
     "map_pit_s": (36_147_424, 35_375_888, 33_067_280, 2.616, 3.125),
     "map_convnext_tiny": (47_833_760, 46_290_688, 44_751_616, 4.944, 5.061),
     "map_convnext_small": (82_837_664, 81_294_592, 78_216_448, 9.190, 9.308),
+    "map_faster_vit_3": (187_338_000, 185_409_160, 181_573_000, 18.750, 18.953),
     "map_maxvit_tiny": (49_958_408, 48_415_336, 46_876_264, 5.818, 6.119),
     "map_maxvit_small": (100_939_052, 99_395_980, 96_317_836, 11.817, 12.211),
     # Two models are without 768 parameters of a final norm that the pooling does not use, and DeiT without the class
@@ -126,10 +128,9 @@ MODELS = {
 
 # The largest, which test_verify counts too, though only to the digits that are printed.
 LARGEST = ("map_maxvit_small", "map_maxvit_tiny", "map_convnext_small", "map_resnet101d", "map_resnet75d")
-MARKED = [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGEST)) for name in MODELS]
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", marked(MODELS, slow=LARGEST))
 def test_published__pooled_models(name):
     train, inference, light, layers, products = MODELS[name]
     with torch.device("meta"):

@@ -16,6 +16,7 @@ from broadsight.papers import map as map_tables
 from broadsight.papers import verify as verification
 from broadsight.papers.tables import contradictions, recorded, tables_of
 from broadsight.papers.verify import SOURCES, SUBJECTS, Check, catalogue, published, verify
+from tests.zoo import FASTER_VIT, HAS_FASTER_VIT
 
 SHARED = Path(__file__).parents[3] / "shared" / "paper_tables.yaml"
 FIGURES = ("params", "macs", "mmacs", "macs_224", "macs_320")
@@ -38,6 +39,7 @@ CHANGES = {
 CHANGES |= {"partialformer_b0": dict(foreground=(40, 16, 16, 17)), "map_resnet50": dict(attn_dim=372)}
 CHANGES |= {"vit_small_cb": dict(position="mid")}
 CATALOGUE = {"stvit_small": (25, 4.4, None), "map_resnet50": (42.7, 5.4, 82.9), "map_mobilenetv1": (4.9, 0.6, 73.4)}
+WITHOUT = {"match": 131, "explained": 37, "not run": 26}  # the package of FasterViT
 CATALOGUE |= {"map_resnet75d": (None, 10.3, 82.5)}
 
 
@@ -69,11 +71,14 @@ def model(check: Check) -> str:
 @pytest.mark.slow
 def test_verify__no_figure_of_map_is_missed():
     map_checks, _ = checked("map")
-    assert Counter(check.status for check in map_checks) == {"match": 131, "explained": 37, "not run": 26}
+    counts = {"match": 133, "explained": 39, "not run": 22} if HAS_FASTER_VIT else WITHOUT
+    assert Counter(check.status for check in map_checks) == counts
     left_out = [check for check in map_checks if check.status == "not run"]
     assert all(check.ours is None and check.executed is None and check.note for check in left_out)
-    families = {model(check).split("-")[0].split("_")[0].lower() for check in left_out}
-    assert families == {"fastervit", "faster", "biformer", "nat", "moganet", "internimage"}
+    families = {model(check).split("-")[0].lower() for check in left_out}
+    lacking = set() if HAS_FASTER_VIT else {"fastervit", FASTER_VIT}
+    assert families == {"biformer", "nat", "moganet", "internimage"} | lacking
+    assert all("pip install fastervit" in c.note for c in left_out if model(c).lower().startswith(tuple(lacking)))
     assert all(check.ours is not None for check in map_checks if check.status != "not run")
 
 
@@ -105,7 +110,8 @@ def test_verify__only_the_contradictory_rows_are_explained(families):
     assert all(not check.note for check in some if check.status == "match")
     looked_at = {check.family for check in some}
     excuses = {place for place in contradictions() if place[0] in looked_at}
-    assert excuses == explained.keys()  # none unused
+    unused = {place for place in excuses - explained.keys() if place[1] != FASTER_VIT or HAS_FASTER_VIT}
+    assert explained.keys() <= excuses and not unused
     for check in some:
         counted = check.figure.startswith("macs") and check.status != "not run"
         assert (check.executed is not None) == counted
