@@ -66,10 +66,10 @@ def begin_dense(model: Any, source: str | Path) -> str:
 
 
 def _begin_from_classifier(
-    network: nn.Module, pool: nn.Module | None, weights: Mapping[str, Tensor], source: str | Path
+    backbone: nn.Module, pool: nn.Module | None, weights: Mapping[str, Tensor], source: str | Path
 ) -> str:
     """Give a backbone, and the pool that its neck keeps, the weights of a classifier; what was loaded, in words."""
-    own, below = network.state_dict(), {}
+    own, below = backbone.state_dict(), {}
     if not own.keys() <= weights.keys():  # below a swapped pooling
         below = {name.removeprefix("head."): value for name, value in weights.items() if name.startswith("head.")}
         weights = {name.removeprefix("backbone."): value for name, value in weights.items()}
@@ -80,7 +80,7 @@ def _begin_from_classifier(
     if lost := [name for name in wanted if name not in kept]:
         what = f"{source} holds weights of another pool: {len(lost)} do not fit, such as head.{lost[0]}"
         raise ValueError(f"{what}; give --pool and --pool-args as it was trained with")
-    _load(network, fitting, source)
+    _load(backbone, fitting, source)
     if pool is None or not kept:
         return f"the backbone of {source}" + ("" if pool is None else "; the pool begins anew")
     _load(pool, kept, source)

@@ -144,8 +144,11 @@ class ObjectTraining:
 
 
 def detr_window(height: int, width: int, image_size: int) -> Window:
-    """DETR's crop of every second image, as it would be in the resized image: 384 to 600 pixels of each side where the
-    shorter is 400, 500 or 600, for an image_size of 800. Objects may be cut off, all of them too."""
+    """DETR's crop of every second image.
+
+    For an image_size of 800 it would be 384 to 600 pixels of each side of the image resized to a shorter side of 400,
+    500 or 600. Objects may be cut off, all of them too.
+    """
     if torch.rand(()) < 0.5:
         return 0, 0, height, width
     resized = BEFORE_CROP[int(torch.randint(len(BEFORE_CROP), ()))] * image_size
