@@ -25,7 +25,7 @@ VARIANTS = {
     "partialformer_b0": [dict(pool_first=True), dict(stem="conv2"), dict(stem="patch7", mlp_conv=True)],
     "mat_1": [dict(embed="conv"), dict(embed="merge"), dict(mixer="none"), dict(mlp_conv=False)],
     "stvit_small": [dict(projection=0), PLAIN_STVIT, dict(layer_scale=[0.5] * 4)],
-    "emsnet_xtiny": [dict(mixer=mixer) for mixer in MIXERS],
+    "emsnet_xxtiny": [dict(mixer=mixer) for mixer in MIXERS],
 }
 
 
