@@ -8,7 +8,9 @@ from importlib.util import find_spec
 import pytest
 from PIL import Image
 
+from broadsight.app.candidates import Candidate, Candidates
 from broadsight.app.uploads import sample
+from broadsight.runs.classifier import open_classifier
 
 from .conftest import expected, png, shares
 
@@ -145,6 +147,28 @@ def test_other_models__of_the_page_and_of_timm(page):
     page.keyboard.type("test_resnet")
     page.click("#compare-added >> [role=option] >> text=test_resnet")
     wait_for(page, lambda: "test_resnet" in page.inner_text("#compare-table"), "the added model")
+
+
+def test_click__shows_what_the_place_attends_to(chromium):
+    from broadsight.app.server import serving
+
+    vit = open_classifier("test_vit", pretrained=False, size=64)
+    with serving(Candidates([Candidate("vit", "test_vit", False, vit)]), megabytes=1) as address:
+        page = chromium.new_page(viewport=dict(width=390, height=900))  # where the image is shown at half its size
+        page.set_default_timeout(PATIENCE)
+        page.goto(address)
+        page.click("#tab-look-button")
+        wait_for(page, lambda: "depth" in page.inner_text("#look-caption"), "the first map")
+        page.locator("#look-map img").scroll_into_view_if_needed()
+        box = page.locator("#look-map img").bounding_box()
+        page.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + 0.2 * box["height"])
+        wait_for(page, lambda: "at the cross" in page.inner_text("#look-caption"), "the attention of the place")
+        url = page.get_attribute("#look-map img", "src")
+        drawn = Image.open(io.BytesIO(page.request.get(url).body())).convert("RGB")
+        white = [i for i, shade in enumerate(drawn.get_flattened_data()) if min(shade) == 255]
+        assert abs(sum(i % 640 for i in white) / len(white) - 576) < 4  # of the cross in an image 640 pixels wide
+        assert abs(sum(i // 640 for i in white) / len(white) - 128) < 4
+        page.close()
 
 
 def test_samples__several_models_and_mistakes_in_one_line(page, candidates):
