@@ -302,8 +302,8 @@ def write_files(
         entries.append({**fields, "size": list(values.shape), **ends, "array": key, "file": file})
     if wanted.raw:
         arrays = {key: look.values.numpy() for key, look in zip(keys, looked.looks, strict=True)}
-        apart = {f"{key}-heads": look.heads for key, look in zip(keys, looked.looks, strict=True)}
-        arrays |= {key: heads.numpy() for key, heads in apart.items() if heads is not None}
+        heads = {f"{key}-heads": look.heads for key, look in zip(keys, looked.looks, strict=True)}
+        arrays |= {key: values.numpy() for key, values in heads.items() if values is not None}
         with whole_file(out / f"{stem}.npz") as unfinished, open(unfinished, "wb") as file:
             np.savez_compressed(file, image=np.asarray(looked.image), **arrays)
     size = f"{looked.image.width} x {looked.image.height} pixels · {classifier.parameters / 1e6:.2f} M parameters"

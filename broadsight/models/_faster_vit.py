@@ -90,10 +90,9 @@ class FasterViT(nn.Module):
             if hasattr(module, "relative_bias"):  # it would keep tensors of its last pass in its state
                 relative = hasattr(module, "relative_position_index")
                 self.set_submodule(name, RelativeBias(module) if relative else PositionCode(module))
-        places = zip(
-            (1, 2, 4, 8, 8), (4, 8, 16, 32, 32), ("patch_embed", *(f"levels.{i}" for i in range(4))), strict=True
-        )
-        self.feature_info = [dict(num_chs=n * dim, reduction=r, module=module) for n, r, module in places]
+        names = ["patch_embed", *(f"levels.{i}" for i in range(4))]
+        places = zip(names, (1, 2, 4, 8, 8), (4, 8, 16, 32, 32), strict=True)
+        self.feature_info = [dict(num_chs=n * dim, reduction=r, module=name) for name, n, r in places]
 
     def forward_intermediates(
         self, x: Tensor, indices: Any = None, norm=False, stop_early=False, output_fmt="NCHW", intermediates_only=False
@@ -153,10 +152,9 @@ class RelativeBias(nn.Module):
         reach = 8 * _steps(1 - self.side, self.side, scores) / (self.side - 1)
         table = 16 * self.cpb_mlp(_grid(reach.sign() * (reach.abs() + 1).log2() / 3, scores)).sigmoid()
         steps = torch.arange(self.side, device=scores.device)
-        apart = steps[:, None] - steps + self.side - 1
-        bias = table.unflatten(0, (2 * self.side - 1, -1))[
-            apart[:, None, :, None], apart[None, :, None]
-        ]  # h w h w heads
+        offsets = steps[:, None] - steps + self.side - 1
+        bias = table.unflatten(0, (2 * self.side - 1, -1))
+        bias = bias[offsets[:, None, :, None], offsets[None, :, None]]  # h w h w heads
         bias = bias.flatten(2, 3).flatten(0, 1).permute(2, 0, 1)
         return scores + F.pad(bias, (scores.shape[-1] - count, 0) * 2)
 
