@@ -64,6 +64,7 @@ class PVT(StagedBackbone):
         pool = global_pool if global_pool is not None else "token" if class_token else "avg"
         common |= dict(norm=norm, head=head, in_chans=in_chans, global_pool=pool)
         super().__init__(PatchEmbed(in_chans, dims[0], 4, SIDE // 4), stages, dims, **common)
+        self.dynamic_img_size = True  # by timm's word: positions are resampled for images of other sizes
 
     def init_module(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
