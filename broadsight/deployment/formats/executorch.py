@@ -89,7 +89,10 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
     """
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-    folded = constant_prop_pass(deepcopy(program))
+    # Masks of windows are written part by part: as they are, the constants to be would be written to
+    schemas = (getattr(node.target, "_schema", None) for node in program.graph.nodes)
+    writes = any(schema is not None and schema.is_mutable for schema in schemas)
+    folded = constant_prop_pass(program.run_decompositions({}) if writes else deepcopy(program))
     for name in set(folded.constants) - set(program.constants):
         # With memory of their own: parameters that were passed on are looked for among buffers, slices written whole
         folded.constants[name] = folded.constants[name].detach().clone(memory_format=torch.contiguous_format)
