@@ -27,7 +27,7 @@ SETTINGS: dict[str, tuple[int, tuple[int, int]]] = {
     "semantic_fpn": (ADE20K, (512, 2048)),
     "upernet": (ADE20K, (512, 2048)),
 }
-# MAP's tables count batch norms beside the layers: without them four of the six plain models below fall short.
+# MAP's tables count batch norms beside the layers: without them four of the eight plain models fall short.
 NORMED_LAYERS = Convention("layers, batch norms", layers_only=True, batch_norm=2)
 CONVENTIONS = {"emsnet": OLD_PROFILER, "mat": LAYERS, "partialformer": PRODUCTS}
 # MAP's rows are built twice. First with the tokens of the registered model's pool, as section 4.3 has it; ResNet50 is
