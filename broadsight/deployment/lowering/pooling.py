@@ -62,8 +62,9 @@ class LoweredMergeMaps(MergeMaps):
             return self.shrink(x, grid)
         if ratio == 2:
             return F.avg_pool2d(x, 2)
-        # Neither slices nor a pooling of which most is thrown away.
-        kernel = F.pad(x.new_full((1, 1, 2, 2), 0.25), [ratio // 2 - 1] * 4)
+        # Neither slices nor a pooling of which most is thrown away; of listed values, a constant to every runtime.
+        middle = torch.tensor([[[[0.25, 0.25], [0.25, 0.25]]]], dtype=x.dtype, device=x.device)
+        kernel = F.pad(middle, [ratio // 2 - 1] * 4)
         return F.conv2d(x, kernel.expand(x.shape[1], -1, -1, -1), stride=ratio, groups=x.shape[1])
 
 
