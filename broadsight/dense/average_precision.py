@@ -155,7 +155,7 @@ def _sigmas(images: Images) -> list[float]:
 
 
 def _numbers(values: Any) -> np.ndarray:
-    return torch.as_tensor(values).detach().double().cpu().numpy()
+    return torch.as_tensor(values).detach().cpu().double().numpy()
 
 
 def _mean_percent(part: np.ndarray) -> float:
@@ -248,21 +248,21 @@ def to_results(image_id: int | str, prediction: Mapping[str, Tensor], category_i
     labels = known_labels(prediction["labels"], category_ids)
     columns: dict[str, list] = {
         "category_id": [category_ids[label] for label in labels.tolist()],
-        "score": prediction["scores"].detach().double().cpu().numpy().round(6).tolist(),
+        "score": prediction["scores"].detach().cpu().double().numpy().round(6).tolist(),
         "bbox": as_coco(prediction["boxes"]).round(3).tolist(),
     }
     if "masks" in prediction:
         size, texts = encode_masks(prediction["masks"])
         columns["segmentation"] = [{"size": list(size), "counts": text.decode()} for text in texts]
     if "keypoints" in prediction:
-        columns["keypoints"] = prediction["keypoints"].detach().double().cpu().flatten(1).numpy().round(3).tolist()
+        columns["keypoints"] = prediction["keypoints"].detach().cpu().double().flatten(1).numpy().round(3).tolist()
     rows = zip(*columns.values(), strict=True)
     return [{"image_id": image_id, **dict(zip(columns, row, strict=True))} for row in rows]
 
 
 def as_coco(boxes: Tensor) -> np.ndarray:
     """Boxes (N, 4), x1 y1 x2 y2, as x y w h."""
-    return box_convert(boxes.detach().double().cpu().reshape(-1, 4), "xyxy", "xywh").numpy()
+    return box_convert(boxes.detach().cpu().double().reshape(-1, 4), "xyxy", "xywh").numpy()
 
 
 def write_results(entries: Iterable[dict[str, Any]], path: str | Path) -> None:

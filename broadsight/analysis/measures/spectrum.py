@@ -80,7 +80,7 @@ def log_amplitude(
 
     def see(block: Block, features: Tensor) -> None:
         half = torch.fft.rfft2(features if features.dtype == torch.float64 else features.float())
-        sizes = half.abs().add_(floor).log_().mean(1).double().sum(0).cpu()  # h w//2+1
+        sizes = half.abs().add_(floor).log_().mean(1).cpu().double().sum(0)  # h w//2+1
         if block.name in sums and tuple(features.shape[2:]) != block.layout.grid:
             here, first = "x".join(map(str, features.shape[2:])), "x".join(map(str, block.layout.grid))
             raise ValueError(f"maps of {block.name} are {here} and {first}; pass images of one size")

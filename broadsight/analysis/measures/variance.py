@@ -55,15 +55,15 @@ def feature_variance(
             hint = f"too few for correction={correction}; pass correction=0 or larger images"
             raise ValueError(f"{block.name} has {features.shape[1]} channels at {places} places, {hint}")
         features = features if features.dtype == torch.float64 else features.float()
-        square, found = features.square().mean((1, 2, 3)).double(), []
+        square, found = features.square().mean((1, 2, 3)).cpu().double(), []
         for axes in ((1,), (2, 3)):
             count = math.prod(features.shape[axis] for axis in axes)
             # In two passes, which is as exact as torch.var and faster
             rest = features - features.mean(axes, keepdim=True)
-            found.append(rest.square_().mean((1, 2, 3)).double() * (count / (count - correction)))
+            found.append(rest.square_().mean((1, 2, 3)).cpu().double() * (count / (count - correction)))
         variances = torch.stack(found, 1)  # B 2
         relative = torch.where(square[:, None] > 0, variances / square[:, None], 0.0)
-        sums[block.name] = sums.get(block.name, 0) + torch.cat([variances, relative], 1).sum(0).cpu()
+        sums[block.name] = sums.get(block.name, 0) + torch.cat([variances, relative], 1).sum(0)
 
     blocks, passed = pass_blocks(model, images, see, batch_size=batch_size, seen=seen)
     layers = (LayerVariance(x.name, *(sums[x.name] / passed).tolist(), channels[x.name], x.layout.grid) for x in blocks)

@@ -22,20 +22,20 @@ class FoldedInteraction(nn.Module):
         static, dynamic = mixer.static, mixer.dynamic
         local, far = dynamic.local, dynamic.global_
         half, quarter = mixer.in_proj.in_features // 2, mixer.in_proj.in_features // 4
-        weight = mixer.in_proj.weight.double()
-        bias = torch.zeros_like(weight[:, 0]) if mixer.in_proj.bias is None else mixer.in_proj.bias.double()
+        weight = mixer.in_proj.weight.cpu().double()
+        bias = torch.zeros_like(weight[:, 0]) if mixer.in_proj.bias is None else mixer.in_proj.bias.cpu().double()
         affine = torch.cat([weight, bias[:, None]], 1)  # C C+1: the input projection with its bias as a last column
         static_half, near, wide = affine.split([half, quarter, quarter])
-        whiten = static.whiten.weight.double()
-        expanded = local.expand.weight.double() @ near
+        whiten = static.whiten.weight.cpu().double()
+        expanded = local.expand.weight.cpu().double() @ near
         self.whiten = _linear((whiten - whiten.mean(0, keepdim=True)) @ static_half, mixer)
-        self.gate = _linear(static.gate.weight.double() @ static_half, mixer)
-        self.local_in = _linear(torch.cat([expanded, local.attn.value.weight.double() @ expanded]), mixer)
-        self.global_in = _linear(far.attn.qkv.weight.double() @ far.expand.weight.double() @ wide, mixer)
+        self.gate = _linear(static.gate.weight.cpu().double() @ static_half, mixer)
+        self.local_in = _linear(torch.cat([expanded, local.attn.value.weight.cpu().double() @ expanded]), mixer)
+        self.global_in = _linear(far.attn.qkv.weight.cpu().double() @ far.expand.weight.cpu().double() @ wide, mixer)
         self.static, self.local, self.global_ = static, local, far
-        out = mixer.out_proj.weight.double()
+        out = mixer.out_proj.weight.cpu().double()
         self.out_static = _linear(out[:, :half], mixer, bias=False)
-        self.out_dynamic = _linear(out[:, half:] @ dynamic.merge.weight.double(), mixer, bias=False)
+        self.out_dynamic = _linear(out[:, half:] @ dynamic.merge.weight.cpu().double(), mixer, bias=False)
         # What is multiplied out is not needed any more.
         static.whiten, static.gate = nn.Identity(), nn.Identity()
         local.expand, local.attn.value = nn.Identity(), nn.Identity()
