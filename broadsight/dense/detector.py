@@ -96,8 +96,7 @@ class Detector(nn.Module):
             return [{**found, "labels": found["labels"] + self.shift} for found in super().forward(images)]
         if targets is None:
             raise ValueError("a detector in train mode was given no targets; pass them or call model.eval()")
-        for target in targets:
-            check_labels(target["labels"], self.num_classes)
+        check_labels([target["labels"] for target in targets], self.num_classes)
         return super().forward(images, [{**target, "labels": target["labels"] - self.shift} for target in targets])
 
 
@@ -190,9 +189,11 @@ class SteadyBatchNorm2d(nn.BatchNorm2d):
         return super().forward(input)
 
 
-def check_labels(labels: Tensor, num_classes: int) -> None:
-    if labels.numel() and not 1 <= labels.min() <= labels.max() <= num_classes:
-        low, high = labels.min(), labels.max()
+def check_labels(labels: Sequence[Tensor], num_classes: int) -> None:
+    every = torch.cat([one.reshape(-1) for one in labels]) if labels else torch.empty(0)
+    # One answer for the whole batch: a GPU has to be waited for.
+    low, high = torch.stack(every.aminmax()).tolist() if every.numel() else (1, 1)
+    if not 1 <= low <= high <= num_classes:
         raise ValueError(f"labels from {low} to {high}; expected 1 to {num_classes}, the number of classes")
 
 

@@ -88,12 +88,12 @@ class RTDETR(nn.Module):
         if not self.training:
             found = self.detector(batch, pixel_mask=maps)
             return self.predictions(found.logits.float(), found.pred_boxes.float(), [x.shape[-2:] for x in images])
+        check_labels([target["labels"] for target in targets or ()], self.num_classes)
         labels = [self.as_shares(target, image) for target, image in zip(targets or (), images, strict=True)]
         return self.losses(self.detector(batch, pixel_mask=maps, labels=labels).loss_dict, labels)
 
     def as_shares(self, target: dict[str, Tensor], image: Tensor) -> dict[str, Tensor]:
         """A target for transformers: centre, width and height as shares of the image's sides; labels from 0."""
-        check_labels(target["labels"], self.num_classes)
         height, width = image.shape[-2:]
         boxes = torch.as_tensor(target["boxes"]).reshape(-1, 4).float()
         shares = box_convert(boxes, "xyxy", "cxcywh") / boxes.new_tensor([width, height, width, height])
