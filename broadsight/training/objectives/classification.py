@@ -63,25 +63,23 @@ class Classification(Work):
         from torchmetrics.classification import MulticlassAccuracy
 
         options: dict[str, Any] = dict(num_classes=self.classes, average="micro", validate_args=False)
-        self._loss: Any = MeanMetric().to(self.device)
+        self._loss: Any = MeanMetric(nan_strategy="disable").to(self.device)  # which would wait for a GPU
         tops = {"val_top1": 1, "val_top5": 5} if self.classes > 5 else {"val_top1": 1}
         self._tops = {name: MulticlassAccuracy(top_k=k, **options).to(self.device) for name, k in tops.items()}
-        self._broken = 0
+        self._broken = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def _score(self, model: nn.Module, batch: Batch) -> int:
         images, labels = self._on_device(batch)
         with self.accelerator.autocast():
             logits = model(images).float()
-        if not logits.isfinite().all():
-            self._broken += 1
-            return len(labels)
+        self._broken += ~logits.isfinite().all()
         self._loss.update(F.cross_entropy(logits, labels, reduction="none"))
         for accuracy in self._tops.values():
             accuracy.update(logits, labels)
         return len(labels)
 
     def _scores(self) -> dict[str, float | None]:
-        if sum(gather_objects(self._broken)):  # torchmetrics would leave out such losses, and count the argmax of nan
+        if sum(gather_objects(int(self._broken))):  # torchmetrics would count the argmax of nan
             return dict.fromkeys(("val_loss", *self._tops))
         tops = {name: 100 * float(accuracy.compute()) for name, accuracy in self._tops.items()}
         return {"val_loss": float(self._loss.compute()), **tops}
