@@ -83,8 +83,13 @@ class MapProduct(Product):
         if ctx.needs_input_grad[0]:
             of_x = torch.bmm(weights.mT, gradient.mT) if x.is_contiguous() else torch.bmm(gradient, weights).mT
         if ctx.needs_input_grad[1]:
-            start = gradient.new_zeros(weight.shape)
-            of_weight = torch.addbmm(start, gradient.mT, x.mT.to(gradient.dtype), beta=0).to(weight.dtype)
+            rows = x.mT.to(gradient.dtype)
+            # addbmm spares the copy of x, but rounds its sum after each image, and is a kernel for each on a GPU.
+            if gradient.device.type == "cpu" and gradient.dtype in (torch.float32, torch.float64):
+                of_weight = torch.addbmm(gradient.new_zeros(weight.shape), gradient.mT, rows, beta=0)
+            else:
+                of_weight = torch.mm(gradient.flatten(0, 1).mT, rows.flatten(0, 1))
+            of_weight = of_weight.to(weight.dtype)
         return of_x, of_weight
 
 
