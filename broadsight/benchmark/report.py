@@ -21,7 +21,8 @@ def render(report: Report) -> Table:
     """Make a table with one row per candidate, times as median ± spread."""
     compared = "ratios are to the first row"
     if report.settings.against is not None:
-        compared = "speed-up: how many times faster than PerGroupPool with the same weights, in CPU time"
+        clock = "in CPU time" if report.settings.device == "cpu" else "elapsed"
+        compared = f"speed-up: how many times faster than PerGroupPool with the same weights, {clock}"
     about = f"{caption(report)}\n± is the inter-quartile range; {compared}, paired within rounds"
     if report.settings.exported:
         about += "\nwhat is exported is folded first; memory: what torch allocates in a call"

@@ -36,7 +36,8 @@ except ImportError:  # Windows has no page-fault counter to read; the column sta
     resource = None
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
-GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak
+GEMM_SIZES = (1024, 1536, 2048)  # sides of the square products that stand for the machine's peak,
+LARGE_GEMM_SIZES = (4096, 8192)  # or a GPU's
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Row:
     throughput: float  # images per second at the median wall time
     ratio: Summary  # of the wall time to the yardstick's, paired within each round; above 1 is slower
     cpu_ratio: Summary
-    speedup: Summary  # the inverse of cpu_ratio
+    speedup: Summary  # the inverse of cpu_ratio, on a GPU of ratio
     # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second; a training step counts as
     # 3 forwards. Above 1 the dtype is emulated, and large products are what it is slowest at; or a dense model has
     # looked into fewer regions than are counted.
@@ -179,7 +180,7 @@ def measure_sizes(
                     if (same.shape, same.stride()) == (mine.shape, mine.stride()):
                         mine.data = same.data
         step("matrix-product peak of this machine")
-        machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES)
+        machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES if settings.device == "cpu" else LARGE_GEMM_SIZES)
         for entry in entries:
             for _ in range(settings.warmup):
                 step(f"warming up {entry.candidate}{entry.at}", entry.weight)
@@ -264,7 +265,7 @@ def _row(candidate: Candidate, mine: list[_Sample], base: list[_Sample], gemm_fl
     # A step multiplies once forward and twice backward: towards the inputs and towards the weights.
     flops = 2 * candidate.macs * settings.batch * (3 if settings.train else 1)
     candidate.model.zero_grad(set_to_none=True)  # the last step's gradients are not there at the start of a first one
-    artefact_bytes = None
+    artefact_bytes, gpu = None, settings.device != "cpu"
     if candidate.artefact is not None:
         from .runtimes import file_bytes
 
@@ -286,7 +287,7 @@ def _row(candidate: Candidate, mine: list[_Sample], base: list[_Sample], gemm_fl
         throughput=1e3 * settings.batch / wall.median,
         ratio=paired_ratio([s.wall for s in mine], [s.wall for s in base]),
         cpu_ratio=paired_ratio([s.cpu for s in mine], [s.cpu for s in base]),
-        speedup=paired_ratio([s.cpu for s in base], [s.cpu for s in mine]),
+        speedup=paired_ratio(*([s.wall if gpu else s.cpu for s in one] for one in (base, mine))),
         peak_fraction=flops / (wall.minimum / 1e3) / gemm_flops,
         peak_bytes=peak_bytes,
         saved_bytes=saved_bytes,
