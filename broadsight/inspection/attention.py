@@ -52,8 +52,10 @@ class AttentionWatch(FunctionWatch):
         else:
             logits, axis = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs.get("dim")
             if result.ndim > 1 and isinstance(axis, int) and logits.is_floating_point():
-                rows = rows_of_softmax(logits.detach(), result.detach(), axis % result.ndim - result.ndim)
-                self.see(self.running, rows)
+                logits, result, axis = logits.detach(), result.detach(), axis % result.ndim - result.ndim
+                if axis == -2 and result.ndim == 4 and result.shape[-1] == _mixed_heads(self.running[-1].module):
+                    logits, result, axis = logits.movedim(-1, 1), result.movedim(-1, 1), -1  # heads lie innermost
+                self.see(self.running, rows_of_softmax(logits, result, axis))
 
 
 @contextmanager
@@ -78,9 +80,8 @@ def watch_attention(
         number = softmaxes[outermost.module]
         name = outermost.name + (f"#{number}" if number > 1 else "")
         if wanted is None or wanted(name):
-            recorded: Any = getattr(module, "num_heads", None) or getattr(module, "heads", None)
-            if len(rows.shape) > 3 and isinstance(recorded, int):
-                heads: Any = recorded * getattr(module, "head_expansion", 1)
+            heads = _mixed_heads(module)
+            if len(rows.shape) > 3 and isinstance(heads, int):
                 rows.head_axis = next((axis for axis in (1, len(rows.shape) - 3) if rows.shape[axis] == heads), None)
             else:
                 rows.head_axis = 1 if len(rows.shape) == 4 else None
@@ -116,6 +117,12 @@ def find_attention(model: nn.Module) -> dict[nn.Module, str]:
         )
 
     return {module: name for name, module in model.named_modules() if attends(module)}
+
+
+def _mixed_heads(module: Any) -> Any:
+    """How many heads the soft-max has: an attention that mixes its heads may have more there; None if unknown."""
+    heads = getattr(module, "num_heads", None) or getattr(module, "heads", None)
+    return heads * getattr(module, "head_expansion", 1) if isinstance(heads, int) else None
 
 
 def layer_name(name: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .any_size import join_heads, split_heads
 from .checks import check_divides
 from .kernels.dispatch import accelerated
-from .kernels.slices import infers_on_cpu, queries_in_slices
+from .kernels.partial_attention import is_long, is_on_cpu, mixed_heads, top_k
 
 
 @register_notrace_module
@@ -118,7 +118,7 @@ class PartialAttention(nn.Module):
         queries, keys, values = split_heads(F.linear(x, self.qkv.weight, bias), 3, self.heads)  # each B h F d
         return join_heads(self.mix_heads(queries, keys.transpose(-2, -1), values))
 
-    @accelerated(queries_in_slices, infers_on_cpu)
+    @accelerated(mixed_heads, is_on_cpu)
     def mix_heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of some queries with mixed heads. (B, h, R, d), (B, h, d, F), (B, h, F, d) -> (B, h, R, d)."""
         # As 1x1 convolutions the mixings read the maps once; the scale rides on the first one's weights.
@@ -141,5 +141,10 @@ class PartialAttention(nn.Module):
 def select_foreground(scores: Tensor, n: int) -> Tensor:
     """Flat indices b*N + i of the n highest scores of each row; of equals the lower index wins. (B, N) -> (B*n,)."""
     B, N = scores.shape
-    chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :n]  # B n
-    return (chosen + N * torch.arange(B, device=scores.device)[:, None]).reshape(-1)
+    return (highest(scores, n) + N * torch.arange(B, device=scores.device)[:, None]).reshape(-1)
+
+
+@accelerated(top_k, is_long)
+def highest(scores: Tensor, n: int) -> Tensor:
+    """(B, N) -> (B, n)."""
+    return scores.argsort(dim=1, descending=True, stable=True)[:, :n]

@@ -2,7 +2,11 @@
 
 import torch
 import torch.nn.functional as F
+from timm.layers import register_notrace_module
 from torch import Tensor, nn
+
+from .kernels.depthwise import every_place, learns_strides_in_bfloat16, learns_wide_kernel, wide_convolution
+from .kernels.dispatch import accelerated
 
 
 def average_pool(x: Tensor, patch: int) -> Tensor:
@@ -18,6 +22,7 @@ def max_pool(x: Tensor, patch: int) -> Tensor:
     return F.max_pool2d(x.permute(0, 3, 1, 2), sides, ceil_mode=True).permute(0, 2, 3, 1)
 
 
+@register_notrace_module
 class DepthwiseConv(nn.Conv2d):
     """One k x k filter per channel, k odd, same size out. (B, H, W, C) -> (B, H, W, C).
 
@@ -36,6 +41,7 @@ class DepthwiseConv(nn.Conv2d):
         one = torch.ones((1, 1, 1, 1), dtype=self.weight.dtype, device=self.weight.device)
         return self.weight + F.pad(one, [half, half, half, half])
 
+    @accelerated(wide_convolution, learns_wide_kernel)
     def forward(self, input: Tensor) -> Tensor:
         x = F.conv2d(input.permute(0, 3, 1, 2), self.kernel(), self.bias, padding=self.padding, groups=self.groups)
         return x.permute(0, 2, 3, 1)
@@ -62,8 +68,13 @@ class ChannelConv(nn.Module):
             # One column of pixels meets one column of the kernel. oneDNN, asked for all of them in bfloat16 with a
             # stride of 2, leaves whatever was in memory in the gradients of the others.
             weight, padding = weight[..., padding[1] : padding[1] + 1], (padding[0], 0)
-        x = x.permute(0, 3, 1, 2)
-        return F.conv2d(x, weight, stride=self.stride, padding=padding, groups=weight.shape[0]).permute(0, 2, 3, 1)
+        return depthwise(x.permute(0, 3, 1, 2), weight, self.stride, padding).permute(0, 2, 3, 1)
+
+
+@accelerated(every_place, learns_strides_in_bfloat16)
+def depthwise(x: Tensor, weight: Tensor, stride: int, padding: tuple[int, int]) -> Tensor:
+    """(B, C, H, W), (C, 1, k, l) -> (B, C, H', W')."""
+    return F.conv2d(x, weight, stride=stride, padding=padding, groups=weight.shape[0])
 
 
 class Propagate(nn.Module):

@@ -11,7 +11,7 @@ from broadsight.explanation.maps.map import Look
 from broadsight.explanation.maps.query import NOT_ASKING, QueryLooks
 from broadsight.inspection.watch import hooked
 from broadsight.layers import AbstractTokenAttention, PartialAttention, SuperTokenAttention
-from broadsight.layers.kernels import slices
+from broadsight.layers.kernels import partial_attention as kernel
 from broadsight.layers.partial_attention import select_foreground
 from broadsight.surgery.fusion import fuse
 from tests.compare import randomize
@@ -148,9 +148,9 @@ def test_mat__its_window_and_the_summaries_of_windows(reading):
     assert (local.title, fused.title, local.depth, fused.depth) == ("query 1", "query 1, fusion", 0, 0)
 
 
-@pytest.mark.parametrize("bytes_at_once", [slices.QUERY_BYTES, 4000])
+@pytest.mark.parametrize("bytes_at_once", [kernel.QUERY_BYTES, 4000])
 def test_partial__foreground_sees_the_foreground_and_background_asks_nothing(bytes_at_once, monkeypatch):
-    monkeypatch.setattr(slices, "QUERY_BYTES", bytes_at_once)  # the second: queries come in several parts
+    monkeypatch.setattr(kernel, "QUERY_BYTES", bytes_at_once)  # the second: queries come in several parts
     torch.manual_seed(0)
     model, x, kept = randomize(shallow("partialformer_b0")).eval(), torch.randn(1, 3, 128, 128), list[tuple]()
     attn: PartialAttention = model.stages[1].blocks[0].attn  # ty: ignore[unresolved-attribute]
