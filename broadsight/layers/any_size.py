@@ -5,6 +5,9 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_function
 from torch import Tensor
 
+from .kernels.attention import is_bfloat16_on_cpu, written_out
+from .kernels.dispatch import accelerated
+
 
 @register_notrace_function
 def channels_last(x: Tensor) -> Tensor:
@@ -37,3 +40,9 @@ def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
 def join_heads(x: Tensor) -> Tensor:
     """(B, heads, N, d) -> (B, N, heads*d)."""
     return x.transpose(1, 2).flatten(2)
+
+
+@accelerated(written_out, is_bfloat16_on_cpu)
+def attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k' / sqrt(d) + bias) v by head. (B, heads, N, d), (B, heads, M, d) twice -> (B, heads, N, d)."""
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)

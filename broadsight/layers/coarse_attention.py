@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .any_size import join_heads, split_heads
+from .any_size import attention, join_heads, split_heads
 from .patches import ChannelConv, Propagate, average_pool
 
 
@@ -52,7 +52,7 @@ class GMHSA(nn.Module):
     def attend(self, qkv: Tensor) -> Tensor:
         """Projected cells (B, h, w, 3C) -> (B, h, w, C)."""
         queries, keys, values = split_heads(qkv.flatten(1, 2), 3, self.heads)  # each B heads N d
-        return join_heads(F.scaled_dot_product_attention(queries, keys, values)).unflatten(1, qkv.shape[1:3])
+        return join_heads(attention(queries, keys, values)).unflatten(1, qkv.shape[1:3])
 
 
 class AttentionPath(nn.Module):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .kernels.depthwise import every_place, learns_strides_in_bfloat16, learns_wide_kernel, wide_convolution
 from .kernels.dispatch import accelerated
+from .kernels.propagate import is_on_cpu, propagate
 
 
 def average_pool(x: Tensor, patch: int) -> Tensor:
@@ -88,9 +89,9 @@ class Propagate(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
 
+    @accelerated(propagate, is_on_cpu)
     def forward(self, x: Tensor, H: int, W: int) -> Tensor:
-        B, h, w, C = x.shape
-        tile = self.weight if self.tiled else self.tile()
+        (B, h, w, C), tile = x.shape, self.tile().to(x.dtype)
         return self.crop((x.reshape(B, h, 1, w, 1, C) * tile).reshape(B, h * self.patch, w * self.patch, C), H, W)
 
     def crop(self, x: Tensor, H: int, W: int) -> Tensor:
@@ -98,7 +99,8 @@ class Propagate(nn.Module):
 
     def tile(self) -> Tensor:
         """The weights in the order of pixels. (patch, 1, patch, C)."""
-        return self.weight[:, 0].permute(1, 2, 0).reshape(self.patch, 1, self.patch, -1)
+        pixels = self.weight if self.tiled else self.weight[:, 0].permute(1, 2, 0)
+        return pixels.reshape(self.patch, 1, self.patch, -1)
 
     def reparameterize(self) -> None:
         if not self.tiled:

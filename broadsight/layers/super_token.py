@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
+from .any_size import attention
 from .checks import check_divides, check_reading
 from .kernels.dispatch import accelerated, untouched
 from .kernels.super_token import is_linear, linear_sampling
@@ -81,7 +82,7 @@ class SuperTokenAttention(nn.Module):
         parts, order = ((self.heads, 3), (3, 0, 2, 1, 4)) if self.by_head else ((3, self.heads), (2, 0, 3, 1, 4))
         qkv = self.qkv(x).reshape(B, p * q, *parts, C // self.heads).permute(order)  # 3 B heads N d
         bias = None if self.position is None else self.position(p, q)
-        y = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=bias)  # B heads N d
+        y = attention(qkv[0], qkv[1], qkv[2], bias)  # B heads N d
         return self.proj(y.transpose(1, 2).reshape(B, p, q, C))
 
 
