@@ -18,21 +18,30 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 PER_IMAGE: list[Any] = []
 
 
-def accelerated(fast: Callable[..., Any], suits: Callable[..., bool]) -> Callable[[Any], Any]:
+def accelerated(fast: Callable[..., Any], suits: Callable[..., bool], hides: bool = False) -> Callable[[Any], Any]:
     """Let fast(decorated, *arguments) stand in for the decorated function or method wherever the rule allows it.
 
-    suits(*arguments) says whether it is meant for them, and the modules that it bypasses are `untouched`.
+    suits(*arguments) says whether it is meant for them, and the modules that it bypasses are `untouched`. If it `hides`
+    functions that are watched, such as attention, the decorated one runs too where somebody watches, to be seen.
     """
 
     def decorate(plain: Any) -> Any:
         @wraps(plain)
         def chosen(*args: Any, **kwargs: Any) -> Any:
-            fits = runs_eagerly() and suits(*args, **kwargs)
-            return fast(plain, *args, **kwargs) if fits else plain(*args, **kwargs)
+            if not (runs_eagerly() and suits(*args, **kwargs)):
+                return plain(*args, **kwargs)
+            if not (hides and watched()):
+                return fast(plain, *args, **kwargs)
+            with torch.no_grad():
+                plain(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                return fast(plain, *args, **kwargs)
 
         return chosen
 
@@ -48,6 +57,11 @@ def per_image(hook: Any) -> Any:
 def runs_eagerly() -> bool:
     """Whether operations run as they are called: nobody compiles, exports or transforms the function."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def watched() -> bool:
+    """Whether somebody sees the functions that are called. A default device is a mode too, but looks at nothing."""
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def untouched(module: nn.Module, kind: type) -> bool:
