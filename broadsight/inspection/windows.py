@@ -61,13 +61,15 @@ def windows_of(owners: Sequence, inputs: Inputs, image_size: tuple[int, int], co
     for owner in owners:
         window, cut = _said(owner, WINDOWS), hasattr(owner, "partition_size")
         several = cut and not hasattr(owner, "partition_block")  # ways to cut in one block
-        if window is None or math.prod(window) != keys or several:
+        if window is None or several:
             continue
         spread = cut and not owner.partition_block
         shift = _pair(getattr(owner, "shift_size", 0)) or (0, 0)
         for size in _map_sizes(owner, inputs, image_size):
-            if math.prod((found := Windows(size, window, shift, spread)).counts) == count:
-                return found
+            for sides in dict.fromkeys((window, (min(window[0], size[0]), min(window[1], size[1])))):
+                found = Windows(size, sides, shift, spread)
+                if math.prod(sides) == keys and math.prod(found.counts) == count:
+                    return found
     return None
 
 

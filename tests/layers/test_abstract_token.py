@@ -4,11 +4,20 @@ import pytest
 import torch
 
 from broadsight.layers import AbstractTokenAttention
-from tests.compare import assert_close, assert_same_function, randomize
+from broadsight.layers.kernels import dispatch, window_attention
+from tests.compare import assert_close, assert_same_function, randomize, saved_bytes
 from tests.reference import mat as reference
 from tests.refusals import refused
 
 SIZES = [(7, 7), (14, 7), (7, 21), (9, 16), (15, 8), (6, 5), (1, 1), (3, 10)]
+
+
+@pytest.fixture(autouse=True, params=["as written", "by products", "by products of one image at a time"])
+def form(request, monkeypatch):
+    if request.param == "as written":
+        monkeypatch.setattr(dispatch, "runs_eagerly", lambda: False)
+    elif request.param != "by products":
+        monkeypatch.setattr(window_attention, "SLICE_BYTES", 1)
 
 
 @pytest.mark.parametrize("token_projected", [False, True])
@@ -20,6 +29,43 @@ def test_forward__agrees_with_the_slow_reference_in_value_and_gradient(size, tok
     x = torch.randn(2, *size, 6, dtype=torch.float64)
     assert_same_function(ours, reference.MATAttention(6, 2, **switches).double(), x, tolerance=1e-10)
     assert_close(ours(x), torch.cat([ours(image[None]) for image in x]), "images alone", 1e-12)
+
+
+@pytest.mark.parametrize("height", [1, 2, 4, 7, 8, 13, 15])
+def test_forward__windows_are_never_larger_than_the_map(height, monkeypatch):
+    """Rectangular windows where one side of the map is smaller, and never any padding in that direction."""
+    ours, slow, padded = randomize(AbstractTokenAttention(4, 2).double()), reference.MATAttention(4, 2).double(), []
+    pad = torch.nn.functional.pad
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda x, by: padded.append((by[5], by[3])) or pad(x, by))
+    for width in (1, 2, 4, 7, 8, 13, 15):
+        assert_same_function(ours, slow, torch.randn(1, height, width, 4, dtype=torch.float64), tolerance=1e-10)
+        rows, columns = padded.pop() if padded else (0, 0)
+        assert not (rows and height <= 7) and not (columns and width <= 7)
+
+
+@pytest.mark.parametrize("size", [(14, 14), (8, 9), (7, 7)])
+@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
+def test_half_precision__is_close_in_value_and_gradient(how, size):
+    layer = randomize(AbstractTokenAttention(16, 2, token_is_key=size == (8, 9)))
+    narrow = AbstractTokenAttention(16, 2, token_is_key=size == (8, 9))
+    narrow.load_state_dict(layer.state_dict())
+    x, found = torch.randn(2, *size, 16), []
+    for one in (layer, narrow if how == "autocast" else narrow.bfloat16()):
+        leaf = x.detach().to(one.proj.weight.dtype).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=one is narrow and how == "autocast"):
+            y = one(leaf)
+        assert y.dtype == (torch.bfloat16 if one is narrow else torch.float32)
+        y.float().square().mean().backward()
+        found.append({"output": y, "input": leaf.grad, **{name: p.grad for name, p in one.named_parameters()}})
+    for name, expected in found[0].items():
+        assert_close(found[1][name].float(), expected, name, 0.06)
+
+
+def test_saved_for_backward__the_input_the_projections_and_little_more(request):
+    layer, x = AbstractTokenAttention(32, 4), torch.randn(2, 14, 14, 32, requires_grad=True)
+    if "written" not in request.node.name:
+        weights = sum(p.numel() for p in layer.parameters())
+        assert saved_bytes(lambda: layer(x)) <= 4 * (5.5 * x.numel() + weights)  # x, q, k, v, what proj takes
 
 
 @pytest.mark.parametrize("size", SIZES)

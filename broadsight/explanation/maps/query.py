@@ -1,5 +1,6 @@
 """Attention of chosen places: where the token at a place of the image looks, in every layer."""
 
+import math
 from contextlib import ExitStack
 from typing import Any
 
@@ -99,8 +100,8 @@ class QueryLooks(AttentionLooks):
         if isinstance(module, AbstractTokenAttention) and name.endswith(f"#{FUSION + 1}"):
             # Queries are pixels, window by window; keys are the summaries of the windows
             _, H, W, _ = self.inputs[module][0]
-            pixels = Windows((H, W), (module.window, module.window)).numbers()
-            return Placed(pixels // module.window**2, pixels, 1, module.heads)
+            cut = Windows((H, W), module.sides(H, W))
+            return Placed(cut.numbers() // math.prod(cut.window), cut.numbers(), 1, module.heads)
         return super()._place(name, rows, module)
 
     def _through_super_tokens(self, rows: Rows, module: SuperTokenAttention, mark: tuple[float, float]) -> Tensor:

@@ -1,5 +1,6 @@
 """What tokens look at (MAP), what they hold (STViT, MAT), and which of them are foreground (PartialFormer)."""
 
+import math
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 from ...inspection.layout import layouts_of
 from ...inspection.watch import hooked
+from ...inspection.windows import Windows
 from ...layers import AbstractTokenAttention, GroupClassAttention, MultiTokenPool, PartialAttention, SuperTokenAttention
-from ...layers.any_size import join_cells, split_cells
+from ...layers.any_size import join_cells
 from ...layers.partial_attention import select_foreground
 from .map import Collector, LayerCall, Look, modules_of
 
@@ -115,8 +117,8 @@ class _Windows(Collector):
 
     def map_of(self, call: LayerCall, x: Tensor) -> Tensor:
         """Pixels by window (p*q, P), or one number for each window (p*q, 1) -> (H, W)."""
-        w = call.module.window
-        return _joined(x.expand(-1, w * w), (w, w), call.given)
+        h, w = call.module.sides(*call.given)
+        return _joined(x.expand(-1, h * w), (h, w), call.given)
 
     def heat_of(self, depth: int, call: LayerCall, title: str, x: Tensor, note: str) -> Look:
         return self.heat(depth, call.layer, title, self.map_of(call, x), note)
@@ -132,10 +134,11 @@ class AbstractTokenLooks(_Windows):
         in_window = call.rows[SUMMARY].weights().mean((1, 2))  # p*q P, and one more if the token is a key
         received = call.rows[MIXING].received()[0].mean(0)  # p*q
         itself = ", what the token pays to itself included" if call.module.token_is_key else ""
+        pixels = math.prod(call.module.sides(*call.given))
         inside = f"where each window's abstract token looks, mean over heads; a window adds up to 1{itself}"
         summaries = "attention that each window's summary gets from all summaries"
         return [
-            self.heat_of(depth, call, "in its window", in_window[:, : call.module.window**2], inside),
+            self.heat_of(depth, call, "in its window", in_window[:, :pixels], inside),
             self.heat_of(depth, call, "received in the mixing", received[:, None], f"{summaries}, {OVER_HEADS}"),
         ]
 
@@ -146,11 +149,9 @@ class FusionLooks(_Windows):
     kind = "fusion"
 
     def looks_of(self, depth: int, call: LayerCall) -> list[Look]:
-        (H, W), w = call.given, call.module.window
-        p, q = -(-H // w), -(-W // w)
-        real = torch.ones(1, p * w, q * w, 1, dtype=torch.bool)
-        real[:, H:], real[:, :, W:] = False, False
-        real = split_cells(real, w, w).flatten()  # p*q*P, by window as the queries
+        H, W = call.given
+        cut = Windows((H, W), call.module.sides(H, W))
+        (p, q), real = cut.counts, cut.inside().flatten()  # p*q*P, by window as the queries
         most, which, received = [], [], 0
         for _, queries, _, part in call.rows[FUSION].with_weights():
             weights = part[0].mean(0)  # n p*q
