@@ -18,6 +18,7 @@ from ..quiet import kept_signal_stack, quiet
 from ..session import KEY, Description, Session
 from . import Format, described, register
 from .onnx import INPUT
+from .openvino_kernels import choose_kernels
 
 MANY = 2**22  # tokens, more than any map has; twice as many are still exact in float32, in which OpenVINO divides
 LARGEST = 2**28  # bytes of the .xml file; weights are in the other one
@@ -42,6 +43,7 @@ class OpenVINO(Format):
         if not description.image["any_size"]:
             # The converter leaves sides open. For one image OpenVINO fuses more so than of what torch captures for one.
             model.reshape([-1 if description.image["any_batch"] else 1, *description.shape])
+            choose_kernels(model)
         save(model, description, path)
 
     def load(self, path: Path, threads: int | None) -> Session:

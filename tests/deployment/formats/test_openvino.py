@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from broadsight.deployment import FORMATS, capture, open_artefact
 from broadsight.deployment.formats.openvino import for_one_image, plain_sizes, save
+from broadsight.deployment.formats.openvino_kernels import choose_kernels
 from broadsight.layers import BilinearPatchEmbed
 from tests.compare import randomize
 from tests.deployment.tiny import Tiny, check_same, described, noise, written
@@ -57,6 +59,35 @@ def test_open__one_image_has_a_graph_of_its_own_and_several_share_one(tmp_path, 
     model = openvino.Core().read_model(tmp_path / "net.xml")
     assert list(model.inputs[0].shape) == [1, 3, 32, 32] and for_one_image(model, one) is None
     assert open_artefact(tmp_path / "net.xml", 1)(noise(2, 3, 32, 32))["logits"].shape == (2, 4)
+
+
+class Mlps(nn.Module):
+    """Images (B, 3, H, W) -> the same after norms and MLPs of maps and of tokens, one of them read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.last = nn.LayerNorm(3), nn.Linear(3, 8), nn.Linear(8, 3)
+        self.plain = nn.Linear(3, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        x = x + self.last(F.gelu(self.first(self.norm(x))))
+        y, hidden = x.flatten(1, 2), F.gelu(self.plain(x.flatten(1, 2)), approximate="tanh")
+        y = self.last(hidden) * 2 + hidden.mean() + y
+        return self.last(F.gelu(self.first(y))).view(x.shape).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("any_batch", [True, False])
+def test_choose_kernels__the_same_numbers_by_convolutions(any_batch):
+    model = randomize(Mlps()).eval()
+    graph = openvino.convert_model(capture(model, (3, 5, 7), any_batch=any_batch))
+    graph.reshape([-1 if any_batch else 1, 3, 5, 7])
+    choose_kernels(graph)
+    kinds = [node.get_type_name() for node in graph.get_ops()]
+    assert kinds.count("Convolution") == 5 and kinds.count("MatMul") == 1
+    run = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    images = noise(2 if any_batch else 1, 3, 5, 7)
+    np.testing.assert_allclose(run(images)[0], model(torch.from_numpy(images)).detach(), atol=1e-5)
 
 
 def test_write__sampling_at_offsets_for_any_size(tmp_path):
