@@ -46,7 +46,7 @@ class Artefacts:
         """The file of a model for a runtime, written if it is not there."""
         name, int8 = runtimes()[runtime]
         form = need(name, int8)
-        making = ["graph", "preparation", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
+        making = ["graph", "lowering/*", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
         path = self.folder / f"{_key(model, title, images, making)}{'-int8' if int8 else ''}{form.suffix}"
         if not path.exists():
             if int8:

@@ -1,47 +1,67 @@
-"""Partial attention without a stable sort and without writes by index, which other runtimes lack or are slow at."""
+"""Partial attention without a stable sort, on rows of tokens, which runtimes hold in one layout only."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...layers import PartialAttention
+from ...layers import ChannelMlp, PartialAttention
+from ...layers.kernels.dispatch import untouched
+from ...models.partialformer import Block
 from . import lowers
 from .operations import free, split_heads
+
+VECTOR = 16  # numbers that a processor takes at once
+
+
+@lowers(Block)
+class LoweredBlock(Block):
+    """(B, H, W, C) -> (B, H, W, C). Of maps runtimes would change the layout between convolutions, norms and sums."""
+
+    @staticmethod
+    def fits(block: Any) -> bool:
+        """Whether the score is the mean of the tokens, and the MLP works on them alone."""
+        mlp = untouched(block.mlp, ChannelMlp) and isinstance(block.mlp.dw, nn.Identity)
+        return block.reading == "fitted" and mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.peg(x)
+        B, H, W, C = x.shape
+        x = x.reshape(B, H * W, C)
+        x = x + self.attn(self.norm1(x), x.mean(-1))
+        return self.mlp(self.norm2(x), x).view(B, H, W, C)
 
 
 @lowers(PartialAttention)
 class LoweredPartialAttention(PartialAttention):
+    @staticmethod
+    def fits(attn: Any) -> bool:
+        return untouched(attn.channel_mlp, nn.Sequential) and untouched(attn.channel_mlp[0], nn.Linear)
+
     def forward(self, x: Tensor, scores: Tensor) -> Tensor:
         B, N, C = x.shape
         n = self.foreground_count(N)
-        first = N * torch.arange(B, device=x.device)[:, None]  # of each image, among the rows of all
+        token = self.token.expand(B, -1, -1).to(x.dtype)
         # Torch takes a size of 1 for a constant. So where sizes are symbols the abstract token joins the others, as the
         # one with the highest score: then there are two foreground tokens at least.
-        if free(N):
-            index, rank = rank_foreground(F.pad(scores, [1, 0], value=float("inf")), n + 1)
-            chosen = F.embedding((index - 1).clamp(min=0) + first, x.flatten(0, 1))  # B 1+n C
-            chosen = torch.where(index[..., None] == 0, self.token, chosen)
-            rank = (rank[:, 1:] - 1).clamp(min=0)
-        else:
-            index, rank = rank_foreground(scores, n)
-            token = self.token.expand(B, -1, -1).to(x.dtype)
-            chosen = torch.cat([token, F.embedding(index + first, x.flatten(0, 1))], 1)
-        attended = self.attend(chosen)  # B 1+n C: what ranks 1 to n become
+        joins = free(N)
+        if joins:
+            x, scores, n = torch.cat([token, x], 1), F.pad(scores, [1, 0], value=float("inf")), n + 1
+        index, chosen = choose_foreground(scores, n)
+        index = index + x.shape[1] * torch.arange(B, device=x.device)[:, None]  # among the rows of all images
+        rows = F.embedding(index, x.flatten(0, 1))
+        attended = self.attend(rows if joins else torch.cat([token, rows], 1))  # B 1+n C
         if not self.project_all:
             attended = self.proj(attended)
-        table, background = attended, rank == 0  # B N
-        left = free(N) or not self.all_foreground(N, n)
-        if left:
-            hidden = torch.where(background, 0.0, float("-inf"))[:, None]  # B 1 N
-            update = self.channel_mlp(self.query_background(attended[:, 0], x, hidden.to(x.dtype)))  # B 1 C
-            place = torch.arange(table.shape[1], device=x.device)[:, None]
-            table = torch.where(place == 0, update, attended)  # what rank 0 becomes is the same for all
-        first = table.shape[1] * torch.arange(B, device=x.device)[:, None]
-        out = F.embedding(rank + first, table.flatten(0, 1))  # B N C
-        if self.background_identity and left:
-            out = x * background.to(x.dtype)[..., None] + out
+        out = torch.zeros_like(x)
+        if joins or not self.all_foreground(N, n):
+            hidden = torch.where(chosen, float("-inf"), 0.0)[:, None]  # B 1 N
+            update = self.update_background(self.query_background(attended[:, 0], x, hidden.to(x.dtype)))  # B 1 C
+            out = (x if self.background_identity else out) + update
+        rows = attended if joins else attended[:, 1:]
+        out = out.flatten(0, 1).index_put((index.flatten(),), rows.flatten(0, 1)).view(B, -1, C)
+        out = out[:, 1:] if joins else out
         return self.proj(out) if self.project_all else out
 
     def foreground_count(self, N: int) -> int:
@@ -56,22 +76,38 @@ class LoweredPartialAttention(PartialAttention):
         queries, keys, values = split_heads(F.linear(x, self.qkv.weight, bias), 3, self.heads)
         return self.mix_heads(queries, keys.transpose(-2, -1), values).transpose(1, 2).reshape(B, F_, C)
 
+    def mix_heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        logits = F.conv2d(queries @ keys, (self.head_up * self.scale)[:, :, None, None])  # B e*h R F
+        # Runtimes have the heads side by side there: whole vectors of them are faster than rows of a few tokens.
+        if logits.shape[1] % VECTOR == 0:
+            weights = logits.permute(0, 2, 3, 1).softmax(2).permute(0, 3, 1, 2)
+        else:
+            weights = logits.softmax(-1)
+        return F.conv2d(weights, self.head_down[:, :, None, None]) @ values
+
     def query_background(self, query: Tensor, x: Tensor, hidden: Tensor) -> Tensor:
+        """Weighted means of x, one for each head, before they become values. -> (B, h, C)."""
         B, _, C = x.shape
-        h = self.heads
-        _, key, value = self.qkv.weight.view(3, h, C // h, C).unbind(0)  # each h d C
-        probes = (query.view(B, h, 1, C // h) @ (key * self.scale)).view(B, h, C)
-        means = (probes @ x.transpose(1, 2) + hidden).softmax(-1) @ x  # B h C
-        return (means[:, :, None] @ value.transpose(1, 2)).view(B, 1, C) + self.v_bias
+        key = self.qkv.weight.view(3, self.heads, -1, C)[1]  # h d C
+        probes = (query.view(B, self.heads, 1, -1) @ (key * self.scale)).view(B, self.heads, C)
+        return (probes @ x.transpose(1, 2) + hidden).softmax(-1) @ x
+
+    def update_background(self, means: Tensor) -> Tensor:
+        """The MLP of the values, of which the first layer and the values are one product. (B, h, C) -> (B, 1, C)."""
+        first, C = cast(Any, self.channel_mlp[0]), means.shape[2]
+        value = self.qkv.weight.view(3, self.heads, -1, C)[2]  # h d C
+        weight = first.weight.view(-1, self.heads, 1, C // self.heads) @ value  # hidden h 1 C
+        bias = first.bias + first.weight @ self.v_bias
+        return self.channel_mlp[1:](F.linear(means.flatten(1), weight.flatten(1), bias))[:, None]
 
 
-def rank_foreground(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def choose_foreground(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The n highest scores of each row (B, N) without a stable sort; of equals the lower index wins. -> where they are,
-    ascending (B, n); and of all (B, N) 1 for the first of them, 2 for the second, ...; 0 for the others."""
+    the highest first and equals in any order (B, n); and which of all they are (B, N)."""
     N = scores.shape[1]
     least = scores.topk(n, 1).values.amin(1, keepdim=True)  # B 1
-    # Above the least, equal to it, below it, each of them by position: no two are equal, and whole numbers are exact.
-    order = torch.sign(scores - least) * N - torch.arange(N, dtype=scores.dtype, device=scores.device)  # B N
+    # Above the least, equal to it, below it, each of them by position: no two whole numbers are equal in any precision.
+    place = torch.arange(N, device=scores.device)
+    order = torch.where(scores > least, N, torch.where(scores == least, 0, -N)) - place  # B N
     highest = order.topk(n, 1)
-    chosen = (order >= highest.values.amin(1, keepdim=True)).long()
-    return highest.indices.topk(n, 1, largest=False).values, chosen.cumsum(1) * chosen
+    return highest.indices, order >= highest.values.amin(1, keepdim=True)
