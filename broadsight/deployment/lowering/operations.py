@@ -6,6 +6,8 @@ be proven to lie inside, would pin a program to its example: maps of open size a
 index.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +18,11 @@ from ...layers.any_size import split_heads as split_heads
 def free(*sizes: int) -> bool:
     """Whether one of the sizes is left open: a symbol, and no number."""
     return not all(isinstance(size, int) for size in sizes)
+
+
+def pointwise(x: Tensor, linear: Any) -> Tensor:
+    """A linear layer over the channels of a map, as a convolution. (B, C, H, W) -> (B, C', H, W)."""
+    return F.conv2d(x, linear.weight[:, :, None, None], linear.bias)
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None) -> Tensor:

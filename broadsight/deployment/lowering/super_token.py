@@ -13,7 +13,7 @@ from ...layers import ChannelMlp, DepthwiseConv, SuperTokenAttention
 from ...layers.kernels.dispatch import untouched
 from ...models.stvit import Block
 from . import lowers
-from .operations import attention, crop_to, pad_to, split_heads
+from .operations import attention, crop_to, pad_to, pointwise, split_heads
 
 
 @lowers(Block)
@@ -32,10 +32,10 @@ class LoweredBlock(Block):
         x = self.cpe(x)
         x = self.attn(self.norm1(x).permute(0, 3, 1, 2), x.permute(0, 3, 1, 2))
         mlp = self.mlp
-        y = mlp.act(F.conv2d(self.norm2(x), mlp.fc1.weight[:, :, None, None], mlp.fc1.bias))
+        y = mlp.act(pointwise(self.norm2(x), mlp.fc1))
         if isinstance(mlp.dw, DepthwiseConv):
             y = mlp.dw(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return (x + F.conv2d(y, mlp.fc2.weight[:, :, None, None], mlp.fc2.bias)).permute(0, 2, 3, 1)
+        return (x + pointwise(y, mlp.fc2)).permute(0, 2, 3, 1)
 
 
 @lowers(SuperTokenAttention)
@@ -48,7 +48,7 @@ class LoweredSuperTokenAttention(SuperTokenAttention):
         if self.cell == (1, 1):
             y = self.attend_by_head(x.reshape(-1, H * W, C), H, W).transpose(2, 3).reshape(-1, C, H, W)
             if untouched(self.proj, nn.Linear):  # as a convolution, the layout of those around it
-                y = F.conv2d(y, self.proj.weight[:, :, None, None], self.proj.bias)
+                y = pointwise(y, self.proj)
             else:
                 y = self.proj(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         else:
