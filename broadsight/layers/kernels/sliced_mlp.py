@@ -44,12 +44,9 @@ class _SlicedMlp(torch.autograd.Function):
         for part in image_slices(B, H * W * len(w1) * x.element_size(), SLICE_BYTES):
             h = _linear(x[part].view(-1, C), w1, b1, None if hidden is None else hidden[part].view(-1, len(w1)))
             u = _activate(h, kernel, dw_bias, depthwise, H, W, in_place=not keep)[-1]
-            y = out[part].view(-1, len(w2))
-            if residual is None:
-                _linear(u, w2, b2, y)
-            else:
-                start = residual[part].reshape(-1, len(w2))
-                (y.copy_(start) if b2 is None else torch.add(start, b2, out=y)).addmm_(u, w2.t())
+            y = _linear(u, w2, b2, out[part].view(-1, len(w2)))
+            if residual is not None:
+                y += residual[part].reshape(-1, len(w2))
         if keep:
             ctx.save_for_backward(x, hidden, w1, kernel, dw_bias, w2)
             ctx.depthwise, ctx.biases = depthwise, (b1 is not None, b2 is not None)
@@ -119,11 +116,13 @@ def _convolution_backward(
     grad: Tensor, rows: Tensor, kernel: Any, H: int, W: int, grad_kernel: Any, grad_bias: Tensor | None
 ) -> Tensor:
     """Gradient of the rows; those of kernel and bias are added to the given tensors."""
-    maps, C, pad = (_as_map(grad, H, W), _as_map(rows, H, W)), len(kernel), [kernel.shape[-1] // 2] * 2
-    g, gk, gb = torch.ops.aten.convolution_backward(
-        *maps, kernel, [C], [1, 1], pad, [1, 1], False, [0, 0], C, [True, True, True]
-    )
+    C, side = len(kernel), kernel.shape[-1]
+    # oneDNN is slow with maps that are smaller than the kernel; zeros around them change nothing.
+    edges = [0, max(0, side - W), 0, max(0, side - H)]
+    maps = (F.pad(_as_map(x, H, W), edges) if any(edges) else _as_map(x, H, W) for x in (grad, rows))
+    plain: list[Any] = [[C], [1, 1], [side // 2] * 2, [1, 1], False, [0, 0], C, [True, True, True]]
+    g, gk, gb = torch.ops.aten.convolution_backward(*maps, kernel, *plain)
     grad_kernel += gk
     if grad_bias is not None:
         grad_bias += gb
-    return _as_rows(g)
+    return _as_rows(g[..., :H, :W])
