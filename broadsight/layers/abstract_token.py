@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from .any_size import join_cells, join_heads, pad_to, split_cells, split_heads
+from .any_size import attention, join_cells, join_heads, pad_to, split_cells, split_heads
 from .checks import check_divides, check_reading
 from .kernels.dispatch import accelerated
 from .kernels.window_attention import attend_map, attend_windows, suits_map, suits_windows
@@ -109,7 +109,7 @@ class AbstractTokenAttention(nn.Module):
     def mix(self, summary: Tensor) -> Tensor:
         """The windows' summaries (B, Nw, C) attend to each other. -> keys and values for all pixels (B, Nw, 2C)."""
         q, k, v = split_heads(self.mix_qkv(summary), 3, self.heads)  # each B h Nw d
-        return self.fuse_kv(self.mix_proj(join_heads(F.scaled_dot_product_attention(q, k, v))))
+        return self.fuse_kv(self.mix_proj(join_heads(attention(q, k, v))))
 
     def sides(self, H: int, W: int) -> tuple[int, int]:
         """Height and width of the windows of a map, never larger than the map itself."""

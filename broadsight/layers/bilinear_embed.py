@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from .any_size import channels_last
 from .folding import fold_norm
+from .kernels.depthwise import learns_offsets_in_bfloat16, offsets_of_every_place
+from .kernels.dispatch import accelerated
 
 
 @register_notrace_module
@@ -27,6 +29,7 @@ class BilinearPatchEmbed(nn.Module):
         x = self.dw(channels_last(self.sample(x, self.offsets(x))))
         return self.norm(self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
 
+    @accelerated(offsets_of_every_place, learns_offsets_in_bfloat16)
     def offsets(self, x: Tensor) -> Tensor:
         """(dx, dy) in pixels for every output cell. (B, C, H, W) -> (B, H/2, W/2, 2)."""
         return self.offset_proj(self.offset_dw(x).permute(0, 2, 3, 1))

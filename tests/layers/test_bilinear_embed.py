@@ -44,6 +44,27 @@ def test_sample__by_hand_and_with_sub_pixel_positions_in_half_precision():
     torch.testing.assert_close(got.float(), layer.sample(ramp, offsets), rtol=0.01, atol=0)
 
 
+@pytest.mark.parametrize("size", [(8, 6), (7, 1), (1, 1)])
+@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
+def test_half_precision__offsets_are_those_of_the_stride_and_a_hook_is_called(how, size):
+    wide, calls = randomize(BilinearPatchEmbed(4, 8)), []
+    narrow = wide if how == "autocast" else deepcopy(wide).bfloat16()
+    x, found = torch.randn(2, 4, *size), []
+    for layer in (wide, narrow, narrow):
+        layer.zero_grad()
+        leaf = x.to(layer.dw.weight.dtype).detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(found) and how == "autocast"):
+            y = layer.offsets(leaf)
+        y.float().square().sum().backward()
+        found.append({"offsets": y, "input": leaf.grad, "weight": layer.offset_dw.weight.grad})
+        if len(found) == 2:
+            narrow.offset_dw.register_forward_hook(lambda *_: calls.append(1))
+    assert found[1]["offsets"].dtype == torch.bfloat16 and calls == [1]
+    for name, expected in found[0].items():
+        for other in found[1:]:
+            assert_close(other[name].float(), expected.float(), name, 0.05)
+
+
 def test_reparameterize__folds_the_norm():
     layer = randomize(BilinearPatchEmbed(3, 5).double()).eval()
     folded = deepcopy(layer)

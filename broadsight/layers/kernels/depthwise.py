@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..sampling import autocast
+from .dispatch import untouched
 
 FAST_WIDTH = 3  # of the kernels whose gradient is quick
 
@@ -56,3 +57,15 @@ def learns_strides_in_bfloat16(x: Tensor, weight: Tensor, stride: int, padding: 
 def every_place(plain: Any, x: Tensor, weight: Tensor, stride: int, padding: Any) -> Tensor:
     """Convolve at every place and take those of the stride: a fourfold of little work, and a quick backward pass."""
     return plain(x, weight, 1, padding)[:, :, ::stride, ::stride]
+
+
+def learns_offsets_in_bfloat16(embed: Any, x: Tensor) -> bool:
+    dw = embed.offset_dw
+    return untouched(dw, nn.Conv2d) and learns_strides_in_bfloat16(autocast(x[:0]), dw.weight, 2, dw.padding)
+
+
+def offsets_of_every_place(_: Any, embed: Any, x: Tensor) -> Tensor:
+    """The offsets of a BilinearPatchEmbed as `every_place` has them. (B, C, H, W) -> (B, H/2, W/2, 2)."""
+    dw = embed.offset_dw
+    y = F.conv2d(x, dw.weight, dw.bias, padding=dw.padding, groups=dw.groups)[:, :, ::2, ::2]
+    return embed.offset_proj(y.permute(0, 2, 3, 1))
