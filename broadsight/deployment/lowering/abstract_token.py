@@ -1,66 +1,98 @@
 """MAT's window attention with abstract tokens."""
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...layers import AbstractTokenAttention
+from ...layers.kernels.dispatch import untouched
 from . import lowers
 from .operations import attention, crop_to, free, minus_infinity, pad_to, split_heads
 
 
 @lowers(AbstractTokenAttention)
 class LoweredAbstractTokenAttention(AbstractTokenAttention):
-    """(B, H, W, C) -> (B, H, W, C), every tensor in the order of its next product: by window, head, pixel."""
+    """(B, H, W, C) -> (B, H, W, C). The abstract token is one more query of each window."""
+
+    scaled = False  # whether the projections give queries that are scaled already
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Scale queries in the projections that make them, and let one product follow the mixing instead of two."""
+        layers = (self.qkv, self.mix_qkv, self.mix_proj, self.fuse_kv) if self.mixing else (self.qkv,)
+        if not all(untouched(layer, nn.Linear) for layer in layers):
+            return
+        self.scaled, C = True, self.dim
+        for layer in layers[:2]:
+            scale = torch.ones_like(layer.bias)
+            scale[:C] = (C // self.heads) ** -0.5
+            layer.weight = nn.Parameter(layer.weight * scale[:, None], requires_grad=False)
+            layer.bias = nn.Parameter(layer.bias * scale, requires_grad=False)
+        if self.mixing:
+            then, first = self.fuse_kv, cast(nn.Linear, self.mix_proj)
+            then.bias = nn.Parameter(then(first.bias), requires_grad=False)
+            then.weight = nn.Parameter(then.weight @ first.weight, requires_grad=False)
+            self.mix_proj = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         B, H, W, C = x.shape
-        w = self.window
-        p, q = (H + w - 1) // w, (W + w - 1) // w
         open_sizes = free(H, W)
+        h, w = (self.window, self.window) if open_sizes else (min(self.window, H), min(self.window, W))
+        p, q = (H + h - 1) // h, (W + w - 1) // w
         if open_sizes:
             p, q = p + 1, q + 1  # torch takes a size of 1 for a constant: with spare windows no count is ever 1
-        padded = open_sizes or p * w != H or q * w != W
         hidden, unreal = None, None
-        if padded:
-            valid = self.valid_keys(H, W, p, q, x)  # Nw 1 1 P
+        if open_sizes or (p * h, q * w) != (H, W):
+            row, column = torch.arange(h, device=x.device), torch.arange(w, device=x.device)
+            rows = torch.arange(p, device=x.device)[:, None] * h + row < H  # p h
+            columns = torch.arange(q, device=x.device)[:, None] * w + column < W  # q w
+            valid = (rows[:, None, :, None] & columns[:, None]).flatten(2).flatten(0, 1)[:, None, None]  # Nw 1 1 P
             if open_sizes:
                 unreal = minus_infinity(~valid.any(-1).view(1, 1, 1, -1), x)
                 valid = valid | ~valid.any(-1, keepdim=True)  # a spare window attends to its padding; nobody listens
-            hidden = minus_infinity(~valid, x)  # Nw 1 1 P
-        x = pad_to(self.qkv(x), p * w, q * w) if padded else x
+            hidden = minus_infinity(~valid, x)
+        x = pad_to(self.qkv(x), p * h, q * w)
         # A view of symbolic size would have to prove that it divides.
-        whole = not open_sizes
-        windows = x.view(B, p, w, q, w, -1).transpose(2, 3).flatten(3, 4).flatten(0, 2) if whole else self.to_windows(x)
-        y = self.attend_windows(windows if padded else self.qkv(windows), hidden, unreal, B)
-        y = y if padded else self.proj(y)
-        y = y.unflatten(1, (w, w)).unflatten(0, (B, p, q)).transpose(2, 3).reshape(B, p * w, q * w, C)
-        return self.proj(crop_to(y, H, W)) if padded else y
+        windows = (
+            self.to_windows(x) if open_sizes else x.view(B, p, h, q, w, -1).transpose(2, 3).reshape(-1, h * w, 3 * C)
+        )
+        y = self.attend_windows(windows, hidden, unreal, B)
+        y = y.unflatten(1, (h, w)).unflatten(0, (B, p, q)).transpose(2, 3).reshape(B, p * h, q * w, C)
+        return self.proj(crop_to(y, H, W))
 
     def attend_windows(self, qkv: Tensor, hidden: Tensor | None, unreal: Tensor | None, B: int) -> Tensor:
         """Projected windows (B*Nw, P, 3C) -> attended windows (B*Nw, P, C)."""
         windows, P, _ = qkv.shape
         h, C = self.heads, self.dim
-        q, k, v = split_heads(qkv, 3, h)  # each B*Nw h P d
+        q, k, v = (one.unflatten(-1, (h, -1)) for one in qkv.chunk(3, -1))  # each B*Nw P h d
         if hidden is not None:
             hidden = hidden.repeat(B, 1, 1, 1)
         if not self.mixing:
-            return attention(q, k, v, hidden).transpose(1, 2).reshape(windows, P, C)
+            return self.attend_tokens(q, k, v, hidden)
         token = self.token
-        row = self.qkv(token.reshape(1, C)).view(3, h, 1, -1) if self.token_projected else torch.stack([token] * 3)
+        row = (self.qkv(token.view(1, C)) if self.token_projected else token.view(1, C).repeat(1, 3)).view(
+            3, 1, 1, h, -1
+        )
+        row = row.expand(-1, windows, -1, -1, -1)  # 3 B*Nw 1 h d
         if self.token_is_key:
-            k = torch.cat([k, row[1].expand(windows, -1, -1, -1)], 2)
-            v = torch.cat([v, row[2].expand(windows, -1, -1, -1)], 2)
+            k, v = torch.cat([k, row[1]], 1), torch.cat([v, row[2]], 1)
             hidden = None if hidden is None else F.pad(hidden, [0, 1])
-        local = attention(q, k, v, hidden)  # B*Nw h P d
-        summary = attention(row[0], k, v, hidden).reshape(B, -1, C)  # B Nw C
+        query = row[0] * (C // h) ** -0.5 if self.scaled and not self.token_projected else row[0]
+        found = self.attend_tokens(torch.cat([q, query], 1), k, v, hidden)  # B*Nw P+1 C
+        local, summary = found[:, :P], found[:, P:].reshape(B, -1, C)
         Nw = summary.shape[1]
         if not free(Nw) and Nw == 1:  # one window alone has one summary, and nothing to choose from
             mixed = self.mix_proj(F.linear(summary, self.mix_qkv.weight[2 * C :], self.mix_qkv.bias[2 * C :]))
-            fused = F.linear(mixed, self.fuse_kv.weight[C:], self.fuse_kv.bias[C:])  # B 1 C
-            return local.transpose(1, 2).reshape(windows, P, C) + fused
-        mixed = attention(*split_heads(self.mix_qkv(summary), 3, h), unreal)  # B h Nw d
+            return local + F.linear(mixed, self.fuse_kv.weight[C:], self.fuse_kv.bias[C:])
+        mixed = attention(*split_heads(self.mix_qkv(summary), 3, h), unreal, scaled=self.scaled)  # B h Nw d
         mixed = self.mix_proj(mixed.transpose(1, 2).reshape(B, Nw, C))
-        keys, values = split_heads(self.fuse_kv(mixed), 2, h)  # B h Nw d
-        fused = attention(q.view(B, Nw, h, P, -1), keys[:, None], values[:, None], unreal)  # B Nw h P d
-        return (local + fused.view(local.shape)).transpose(1, 2).reshape(windows, P, C)
+        keys, values = (one.unflatten(-1, (h, -1)) for one in self.fuse_kv(mixed).chunk(2, -1))  # B Nw h d
+        fused = self.attend_tokens(q.reshape(B, -1, h, C // h), keys, values, unreal)  # B Nw*P C
+        return local + fused.reshape(local.shape)
+
+    def attend_tokens(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+        """(B, N, h, d), (B, M, h, d), (B, M, h, d) -> (B, N, C); runtimes transpose as they multiply."""
+        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        return attention(q, k, v, hidden, scaled=self.scaled).transpose(1, 2).flatten(2)

@@ -25,10 +25,13 @@ def pointwise(x: Tensor, linear: Any) -> Tensor:
     return F.conv2d(x, linear.weight[:, :, None, None], linear.bias)
 
 
-def attention(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None) -> Tensor:
+def attention(
+    queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None, *, scaled: bool = False
+) -> Tensor:
     """Soft-max attention. (..., N, d), (..., M, d), (..., M, d) -> (..., N, d); leading axes are broadcast. hidden is
-    added to the logits: minus infinity for keys that nobody may see."""
-    logits = (queries @ keys.transpose(-2, -1)) * keys.shape[-1] ** -0.5
+    added to the logits: minus infinity for keys that nobody may see. scaled: the queries already are, by d ** -0.5."""
+    logits = queries @ keys.transpose(-2, -1)
+    logits = logits if scaled else logits * keys.shape[-1] ** -0.5
     return (logits if hidden is None else logits + hidden).softmax(-1) @ values
 
 
