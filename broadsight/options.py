@@ -113,8 +113,9 @@ class Setting:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
         wanted = words.get(kind, "a text or a number")
         if get_origin(kind) is Literal:
-            wanted = "one of " + ", ".join(map(repr, get_args(kind)))
-        if self.plural:
+            wanted = f"{'some' if self.plural else 'one'} of " + ", ".join(map(repr, get_args(kind)))
+            wanted += ", joined by commas" * self.plural
+        elif self.plural:
             wanted = wanted.removeprefix("a ") + ("s" if self.how.positional else "s joined by commas")
         raise UsageError(f"{self.called}: expected {wanted}, got {given if isinstance(given, str) else repr(given)}")
 
@@ -269,6 +270,17 @@ def _cut(text: str) -> str:
 def arguments(what: str, **how: Any) -> Any:
     """A field that takes arguments of something, by name."""
     return option(dict, f"arguments of the {what}", metavar="KEY=VALUE", read=value_of, **how)
+
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+PRECISION = "fp32, bf16, fp16, or auto: bf16 where the hardware multiplies it, else fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precise(Options):
+    """In which numbers it is computed."""
+
+    precision: Precision = option("fp32", f"{PRECISION}; exported files have their own")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": name or platform.processor() or platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "instructions": sorted(name for name, there in torch.cpu.get_capabilities().items() if there is True),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),

@@ -356,12 +356,18 @@ def plus_minus(summary: dict) -> str:
     return f"{summary['median']:.2f} ±{summary['spread']:.0%}"
 
 
+def precision(settings: dict) -> str:
+    return settings["dtype"] if "dtype" in settings else "/".join(settings["precisions"])
+
+
 def setting(report: dict) -> str:
     machine, settings = report["machine"], report["settings"]
-    peak = f", matrix products {machine['gemm_flops'] / 1e9:.0f} GFLOP/s" if "gemm_flops" in machine else ""
+    peak = machine.get("gemm_flops", {})
+    peaks = {f"{name} ": one for name, one in peak.items()} if isinstance(peak, dict) else {"": peak}
+    peak = "".join(f", matrix products {name}{one / 1e9:.0f} GFLOP/s" for name, one in peaks.items())
     return (
         f"{'Training step' if settings['train'] else 'Inference'}, batch {settings['batch']}, "
-        f"{settings['size'][0]}x{settings['size'][1]}, {settings['dtype']}, {settings['threads']} thread, "
+        f"{settings['size'][0]}x{settings['size'][1]}, {precision(settings)}, {settings['threads']} thread, "
         f"{settings['rounds']} interleaved rounds, process CPU time, default allocator; {machine['cpu']}, "
         f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}{peak}."
     )
@@ -545,7 +551,7 @@ def growth_sizes(file: str) -> str:
     machine, settings = report["machine"], report["settings"]
     loads = [row["load_before"][0] for row in report["models"]]
     note = (
-        f"Inference, batch {settings['batch']}, {settings['dtype']}, {settings['threads']} thread, default allocator; "
+        f"Inference, batch {settings['batch']}, {precision(settings)}, {settings['threads']} thread, default allocator; "
         f"{machine['cpu']}, {machine['cores']} cores under a load of {min(loads):.1f} to {max(loads):.1f}; "
         f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
     )

@@ -154,11 +154,12 @@ def _of_bench(record: Mapping[str, Any], x: str, path: Path, sized: bool = False
     if settings.get("train") and x == "latency_ms":
         raise ValueError(f"{path} holds times of training steps; run bench without --train")
     size, batch = "x".join(map(str, settings["size"])), settings["batch"]
-    several = len({row["runtime"] for row in rows}) > 1
-    words = [settings["device"], f"{settings['threads']} threads", f"batch {batch}", size, settings["dtype"]]
-    for row in rows:
+    runs = [" ".join(filter(None, (row["runtime"], row.get("precision", "fp32").replace("fp32", "")))) for row in rows]
+    precisions = settings["dtype"] if "dtype" in settings else "/".join(settings["precisions"])
+    words = [settings["device"], f"{settings['threads']} threads", f"batch {batch}", size, precisions]
+    for row, run in zip(rows, runs, strict=True):
         model = row["model"].replace(" + ", "-")  # as the folders of runs are named
-        label = model + (f", {row['runtime']}" if several else "") + (f" at {size}" if sized else "")
+        label = model + (f", {run}" if len(set(runs)) > 1 else "") + (f" at {size}" if sized else "")
         latency = {"median": row["wall_ms"]["median"] / batch, "minimum": 0.0, "spread": row["wall_ms"]["spread"]}
         samples = [one / batch for one in row.get("wall_samples_ms", ())]
         if len(samples) > 1:

@@ -17,7 +17,7 @@ def settings_of(request: Request) -> Settings:
     """What is measured; a ValueError if it cannot be."""
     asked: dict[str, Any] = {one.name: getattr(request, one.name, one.default) for one in fields(Settings)}
     asked |= dict(size=request.sizes[0], runtimes=request.runtime, pools=request.pool, broadcasts=request.broadcast)
-    asked["necks"] = request.neck
+    asked |= dict(necks=request.neck, precisions=request.precision)
     return Settings(**asked)
 
 

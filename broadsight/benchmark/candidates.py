@@ -5,6 +5,7 @@ import re
 import runpy
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from ..deployment.formats import runtimes
 from ..errors import UsageError, check_arguments, first_line, is_usage
 from ..inspection.macs import count_calls
+from ..inspection.precision import DTYPES
 from ..layers import GroupLogits, MultiTokenNeck, MultiTokenPool
 from ..losses import MultiTokenLoss
 from ..models import from_run
@@ -25,13 +27,13 @@ from ..options import assignments, value_of
 from ..surgery.broadcasting import add_context_broadcast
 from ..surgery.fusion import fuse
 from ..surgery.pooling import PooledModel, check_pool_arguments, create_backbone, swap_pool
-from .settings import DTYPES, Settings
+from .settings import Settings
 
 if TYPE_CHECKING:
     from .runtimes import Artefacts
 
 DECIDED = {"num_classes": "every model has the same classes", "img_size": "--size says it for all, NAME@256 for one"}
-AGREEMENT = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}  # of outputs, relative to the largest
+AGREEMENT = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 2e-2}  # of outputs, relative to the largest
 CLASSES = 1000
 
 
@@ -50,9 +52,15 @@ class Candidate:
     artefact: Path | None = None  # what an exported runtime runs, or the weights; None where no runtime is exported
     difference: float | None = None  # of an exported runtime's outputs from the model's, relative to the largest
     objects: float | None = None  # that a dense model finds in an image
+    precision: str = "fp32"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.runtime})"
+        return f"{self.name} ({how(self)})"
+
+
+def how(one: Any) -> str:
+    """What runs a candidate or a row: the runtime, and the precision if it is not the usual one."""
+    return one.runtime if one.precision == "fp32" else f"{one.runtime} {one.precision}"
 
 
 class PoolOfMaps(nn.Module):
@@ -173,7 +181,7 @@ def build(
     title = str(variant)
     settings = settings if variant.size is None else replace(settings, size=variant.size)
     model = create(variant, settings)
-    place: dict[str, Any] = {"device": settings.device, "dtype": DTYPES[settings.dtype]}
+    lineup = settings.lineup()
     memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
     with blame(title, "being prepared"):
         torch.manual_seed(settings.seed)
@@ -192,24 +200,28 @@ def build(
         if settings.fuse:
             forms = {name: fuse(form) for name, form in forms.items()}
         macs = {name: count_calls(form, *[(1, *x.shape[1:]) for x in inputs])[0] for name, form in forms.items()}
-        inputs = tuple(x.to(**place) for x in inputs)
-        forms = {name: form.to(**place, memory_format=memory_format) for name, form in forms.items()}
-        if rival is not None:
-            _check_agreement(*forms.values(), inputs, settings)
-        for x in inputs:
-            x.requires_grad_(settings.head_only and settings.train)
-        size = inputs[0].shape[-2], inputs[0].shape[-1]
+        size, image, placed = (inputs[0].shape[-2], inputs[0].shape[-1]), inputs[0], {}
+        for precision in dict.fromkeys(one for runtime, one in lineup if runtime not in runtimes()):
+            place: dict[str, Any] = {"device": settings.device, "dtype": DTYPES[precision]}
+            given = tuple(x.to(**place) for x in inputs)
+            copies = {name: deepcopy(form).to(**place, memory_format=memory_format) for name, form in forms.items()}
+            if rival is not None:
+                _check_agreement(*copies.values(), given, settings, AGREEMENT[precision])
+            for x in given:
+                x.requires_grad_(settings.head_only and settings.train)
+            placed[precision] = given, copies
         made = []
-        for name, form in forms.items():
-            for runtime in settings.runtimes:
-                if runtime not in runtimes():
-                    calls = _calls(form.train(settings.train), runtime, inputs, labels, grouped)
-                    made.append(Candidate(name, runtime, form, macs[name], *calls, variant, size, weights))
-                    continue
+        for name, (runtime, precision) in product(forms, lineup):
+            if runtime not in runtimes():
+                given, copies = placed[precision]
+                calls = _calls(copies[name].train(settings.train), runtime, given, labels, grouped)
+                made.append(Candidate(name, runtime, copies[name], macs[name], *calls, variant, size, weights))
+            else:
                 assert artefacts is not None
-                run, path, difference = artefacts.open(runtime, model, name, inputs[0])
+                run, path, difference = artefacts.open(runtime, model, name, image, precision)
                 calls = (lambda run=run: torch.from_numpy(run())), run
                 made.append(Candidate(name, runtime, model, macs[name], *calls, variant, size, path, difference))
+            made[-1] = replace(made[-1], precision=precision)
         return made
 
 
@@ -331,14 +343,16 @@ def _rebuilt(pool: MultiTokenPool, rival: type[nn.Module]) -> nn.Module:
 
 
 @torch.no_grad()
-def _check_agreement(theirs: nn.Module, ours: nn.Module, inputs: tuple[Tensor, ...], settings: Settings) -> None:
+def _check_agreement(
+    theirs: nn.Module, ours: nn.Module, inputs: tuple[Tensor, ...], settings: Settings, most: float
+) -> None:
     pairs = [(theirs(*inputs), ours(*inputs))]
     if settings.train:
         pairs += zip(theirs(*inputs, groups=True), ours(*inputs, groups=True), strict=True)
     for expected, came in pairs:
         if expected is not None:
             error, largest = (came - expected).abs().max().item(), expected.abs().max().item()
-            if not error <= AGREEMENT[settings.dtype] * largest:  # true for NaN
+            if not error <= most * largest:  # true for NaN
                 off = f"by up to {error:.2g} (the largest is {largest:.2g})"
                 raise ValueError(f"outputs differ {off} from {settings.against}")
 

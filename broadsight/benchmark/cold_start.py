@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..deployment.formats import runtimes
+from ..inspection.precision import cast
 from ..surgery.fusion import fuse
 from .candidates import Candidate, Variant, channels, create
 from .settings import Settings
@@ -32,6 +33,7 @@ def measure(candidate: Candidate, settings: Settings, artefact: Path) -> StartUp
     model: Any = candidate.model
     request = {
         "runtime": candidate.runtime,
+        "precision": candidate.precision,
         "artefact": str(artefact),
         "images": [1, channels(candidate.variant, model), *candidate.size],
         "variant": asdict(candidate.variant),
@@ -58,7 +60,8 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     import numpy as np
     import torch
 
-    settings, runtime, artefact = Settings(**request["settings"]), request["runtime"], Path(request["artefact"])
+    settings, artefact = Settings(**request["settings"]), Path(request["artefact"])
+    runtime, precision = request["runtime"], request["precision"]
     torch.set_num_threads(settings.threads)
     if runtime in runtimes():
         from ..deployment import open_artefact
@@ -77,11 +80,11 @@ def answer(request: dict[str, Any], started: float) -> StartUp:
     before = _status("VmRSS")
     begun = time.perf_counter()
     if runtime in runtimes():
-        open_artefact(artefact, settings.threads)(images)
+        open_artefact(artefact, settings.threads, precision)(images)
     else:
         model = create(Variant(**request["variant"]), settings).eval()
         load_model(model, str(artefact))
-        model = fuse(model) if settings.fuse else model
+        model = cast(fuse(model) if settings.fuse else model, precision)
         run = torch.compile(model, dynamic=False) if runtime == "compile" else model
         with torch.inference_mode():
             run(torch.from_numpy(images))

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ..inspection.precision import DTYPES
 from ..provenance import header, machine
-from .candidates import DTYPES, Settings
+from .settings import Settings
 
 # Prefixes of the environment variables that change what is measured
 VARIABLES = {
@@ -28,16 +29,16 @@ def describe_machine(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def gemm_peak(settings: Settings, sides: Sequence[int], repeats: int = 4, seconds: float = 3.0) -> float:
-    """FLOP per second of the fastest square product; none is begun after `seconds`: an emulated dtype is slow."""
+def gemm_peak(device: str, precision: str, sides: Sequence[int], repeats: int = 4, seconds: float = 3.0) -> float:
+    """FLOP per second of the fastest square product; none is begun after `seconds`: an emulated type is slow."""
     best, started = 0.0, time.perf_counter()
     for side in sides:
-        a, b = torch.randn(2, side, side).to(settings.device, DTYPES[settings.dtype])
+        a, b = torch.randn(2, side, side).to(device, DTYPES[precision])
         for _ in range(repeats):  # the first one warms up; being slower, it never counts
-            synchronize(settings.device)
+            synchronize(device)
             start = time.perf_counter()
             torch.mm(a, b)
-            synchronize(settings.device)
+            synchronize(device)
             end = time.perf_counter()
             best = max(best, 2 * side**3 / (end - start))
             if end - started > seconds:

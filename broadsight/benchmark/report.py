@@ -12,7 +12,7 @@ from ..dense.counting import BOXES, REGIONS
 from ..deployment.formats import runtimes
 from ..visual.plots import PALETTE, new_figure, save
 from ..visual.terminal import number
-from .candidates import spelled
+from .candidates import how, spelled
 from .run import Report, Row, Summary
 from .settings import Settings
 
@@ -35,7 +35,7 @@ def render(report: Report) -> Table:
     if any(row.objects is not None for row in report.rows):
         about += "\ntimed from images of noise to what is found in them, with random weights: so many objects an image"
     columns = _columns(report)
-    lines = [(row.model, row.runtime, *(text(row) for text in columns.values())) for row in report.rows]
+    lines = [(row.model, how(row), *(text(row) for text in columns.values())) for row in report.rows]
     return table_of(headline(report.settings), about, list(columns), lines)
 
 
@@ -93,7 +93,7 @@ def plot(report: Report, path: str | Path) -> None:
     figure, panels = new_figure(path, 11, 1.8 + 0.42 * len(rows), columns=2, sharey=True)
     from matplotlib.patches import Patch
 
-    colours = {runtime: PALETTE[i % len(PALETTE)] for i, runtime in enumerate(dict.fromkeys(r.runtime for r in rows))}
+    colours = {runtime: PALETTE[i % len(PALETTE)] for i, runtime in enumerate(dict.fromkeys(map(how, rows)))}
     for panel, label, convert in (
         (panels[0], f"latency, ms per batch of {settings.batch} (less is better)", lambda ms: ms),
         (panels[1], "throughput, images per second (more is better)", lambda ms: 1e3 * settings.batch / ms),
@@ -104,7 +104,7 @@ def plot(report: Report, path: str | Path) -> None:
             low, _, high = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
             # rounding may put the median an ulp outside its own quartiles, which error bars refuse
             whisker = [[max(middle - low, 0.0)], [max(high - middle, 0.0)]]
-            panel.barh(place, middle, color=colours[row.runtime], xerr=whisker, ecolor="black", capsize=3, height=0.7)
+            panel.barh(place, middle, color=colours[how(row)], xerr=whisker, ecolor="black", capsize=3, height=0.7)
             beside: Any = dict(xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
             panel.annotate(f"{middle:.4g}", (max(middle, high), place), **beside)
         panel.set_xlabel(label)
@@ -126,7 +126,8 @@ def caption(report: Report) -> str:
         load += f"; load {machine['load_before'][0]:.1f} before, {machine['load_after'][0]:.1f} after"
     name = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     versions = "torch {torch}, timm {timm}".format(**machine["versions"])
-    return f"{name}{load}; peak {machine['gemm_flops'] / 1e9:.1f} GFLOP/s; {versions}"
+    peaks = ", ".join(f"{kind} {peak / 1e9:.1f}" for kind, peak in machine["gemm_flops"].items())
+    return f"{name}{load}; peak GFLOP/s: {peaks}; {versions}"
 
 
 def headline(settings: Settings, sizes: str | None = None) -> str:
@@ -137,7 +138,7 @@ def headline(settings: Settings, sizes: str | None = None) -> str:
     layout = ", channels last" if settings.channels_last else ""
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
     batch = f"batch {settings.batch} at {sizes or '{}x{}'.format(*settings.size)}"
-    return f"{what}, {batch}, {settings.dtype}{layout}, {threads}, {settings.rounds} rounds"
+    return f"{what}, {batch}, {'/'.join(settings.precisions)}{layout}, {threads}, {settings.rounds} rounds"
 
 
 def is_int8(runtime: str) -> bool:

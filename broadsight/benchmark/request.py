@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import UsageError
-from ..options import CLASSIFIERS, HEADS, MOST, NECKS, Options, arguments, option
+from ..options import CLASSIFIERS, HEADS, MOST, NECKS, PRECISION, Options, Precision, arguments, option
 
 EXPORTS = "exported runtimes (--runtime onnx and others)"
 SEVERAL_SIZES = "several sizes (--size 224,448)"
@@ -90,7 +90,7 @@ class Request(Options):
     warmup: int = option(2, "calls of each candidate before those", least=0)
     train: bool = option(False, "time forward and backward in train mode")
     fuse: bool = option(False, "fold what inference allows first, as `broadsight.fuse` does")
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "of weights and images")
+    precision: tuple[Precision, ...] = option(("fp32",), f"by commas, each runtime in those it has: {PRECISION}")
     device: str = option("cpu", "cpu or cuda")
     channels_last: bool = option(False, "channels-last memory format")
     seed: int = option(0, "of weights and images", least=0)

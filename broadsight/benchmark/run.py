@@ -24,7 +24,6 @@ from . import dense
 from .candidates import Candidate, blame, build, load_rival, name_and_arguments, name_and_size, variants
 from .machine import describe_machine, fixed_threads, gemm_peak, load, synchronize
 from .memory import kernel_launches, peak_memory, saved_for_backward
-from .settings import DTYPES as DTYPES
 from .settings import RUNTIMES as RUNTIMES
 from .settings import Settings
 from .timing import Summary, interleave, paired_ratio, summarize
@@ -55,7 +54,7 @@ class Row:
     cpu_ratio: Summary
     speedup: Summary  # the inverse of cpu_ratio, on a GPU of ratio
     # 2 * MACs per second of the fastest call over the best matrix product's FLOP per second; a training step counts as
-    # 3 forwards. Above 1 the dtype is emulated, and large products are what it is slowest at; or a dense model has
+    # 3 forwards. Above 1 the precision is emulated, and large products are what it is slowest at; or a dense model has
     # looked into fewer regions than are counted.
     peak_fraction: float
     peak_bytes: int | None  # see `peak_memory`; None in an exported runtime, whose allocations torch does not see
@@ -72,6 +71,7 @@ class Row:
     resident_bytes: int | None = None
     difference: float | None = None  # of an exported runtime's outputs from the model's, relative to the largest
     objects: float | None = None  # that a dense model found in an image, which costs time; None of others
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,16 @@ class Report:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Report":
         """Takes reports of earlier versions as well: what these did not measure is None."""
-        rows = []
+        rows, settings, machine = [], Settings.from_dict(data["settings"]), dict(data["machine"])
+        if isinstance(peak := machine.get("gemm_flops"), float):
+            machine["gemm_flops"] = {settings.precisions[0]: peak}
         for row in data["rows"]:
             if "speedup" not in row:
                 row = row | {"speedup": asdict(paired_ratio(data["rows"][0]["cpu_samples_ms"], row["cpu_samples_ms"]))}
             values: dict[str, Any] = {one.name: Summary(**row[one.name]) for one in fields(Row) if one.type is Summary}
-            rows.append(Row(**({"saved_ratio": None, "launches": None} | row | values)))
-        return cls(data["machine"], Settings(**data["settings"]), rows)
+            absent = {"saved_ratio": None, "launches": None, "precision": settings.precisions[0]}
+            rows.append(Row(**(absent | row | values)))
+        return cls(machine, settings, rows)
 
 
 class _Sample(NamedTuple):
@@ -142,7 +145,7 @@ def measure_sizes(
         keeping = keep(artefacts, settings)
     fresh = settings.start_up and bool(settings.exported)
     rival = None if settings.against is None else load_rival(settings.against)
-    per_size, pixels = len(models) * len(settings.runtimes) * (1 if rival is None else 2), [h * w for h, w in sizes]
+    per_size, pixels = len(models) * len(settings.lineup()) * (1 if rival is None else 2), [h * w for h, w in sizes]
     weights = [round(count / min(pixels)) for count in pixels]
     total = 1 + len(models) * len(sizes) + per_size * sum(weights) * (1 + settings.warmup + settings.rounds)
     total += per_size * len(sizes) if fresh else 0
@@ -180,7 +183,9 @@ def measure_sizes(
                     if (same.shape, same.stride()) == (mine.shape, mine.stride()):
                         mine.data = same.data
         step("matrix-product peak of this machine")
-        machine["gemm_flops"] = gemm_peak(settings, GEMM_SIZES if settings.device == "cpu" else LARGE_GEMM_SIZES)
+        sides = GEMM_SIZES if settings.device == "cpu" else LARGE_GEMM_SIZES
+        kinds = dict.fromkeys(["fp32", "bf16", *(entry.candidate.precision for entry in entries)])
+        machine["gemm_flops"] = {kind: gemm_peak(settings.device, kind, sides) for kind in kinds}
         for entry in entries:
             for _ in range(settings.warmup):
                 step(f"warming up {entry.candidate}{entry.at}", entry.weight)
@@ -197,7 +202,8 @@ def measure_sizes(
         for entry, mine in zip(entries, samples, strict=True):
             # After the timing: watching what is saved makes torch.compile specialise a second time.
             step(f"memory of {entry.candidate}{entry.at}", entry.weight)
-            row = _row(entry.candidate, mine, samples[entry.yardstick], machine["gemm_flops"], entry.settings)
+            peak = machine["gemm_flops"][entry.candidate.precision]
+            row = _row(entry.candidate, mine, samples[entry.yardstick], peak, entry.settings)
             if row.saved_bytes is not None:
                 base = (rows[entry.yardstick] if entry.yardstick < len(rows) else row).saved_bytes or 1
                 row = replace(row, saved_ratio=row.saved_bytes / base)
@@ -300,6 +306,7 @@ def _row(candidate: Candidate, mine: list[_Sample], base: list[_Sample], gemm_fl
         artefact_bytes=artefact_bytes,
         difference=candidate.difference,
         objects=candidate.objects,
+        precision=candidate.precision,
     )
 
 

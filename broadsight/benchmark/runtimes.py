@@ -18,6 +18,7 @@ from ..deployment import Description, capture, open_artefact, prepare, rounding_
 from ..deployment.agreement import allowance
 from ..deployment.formats import FORMATS, need, runtimes
 from ..files import move_together
+from ..inspection.precision import cast
 from .settings import Settings
 
 TOLERANCE = 1e-3  # of a float artefact's outputs, relative to the largest
@@ -30,43 +31,50 @@ class Artefacts:
 
     def __init__(self, folder: Path, threads: int):
         self.folder, self.threads = folder, threads
-        self._captured: tuple[tuple[str, bool], Any] | None = None  # onnx, openvino and pt2 share one program
+        self._captured: tuple[tuple[str, bool, str], Any] | None = None  # onnx, openvino and pt2 share one program
 
-    def open(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> tuple[Callable, Path, float]:
+    def open(self, runtime: str, model: nn.Module, title: str, images: Tensor, precision: str) -> Any:
         """What gives a model's logits of images in a runtime, its file, and its difference (see `_checked`)."""
-        path = self.path(runtime, model, title, images)
-        session = open_artefact(path, self.threads)
+        path = self.path(runtime, model, title, images, precision)
+        session = open_artefact(path, self.threads, precision)
         array, name = images.numpy(), session.description.outputs[0]
         with torch.no_grad():
             expected = model(images).numpy()
-        difference = _checked(runtime, expected, session(array)[name], lambda: rounding_of(model, [array]))
+
+        def allowed() -> float:
+            return allowance(rounding_of(model, [array], precision), precision)
+
+        difference = _checked(runtime, expected, session(array)[name], allowed)
         return lambda: session(array)[name], path, difference
 
-    def path(self, runtime: str, model: nn.Module, title: str, images: Tensor) -> Path:
+    def path(self, runtime: str, model: nn.Module, title: str, images: Tensor, precision: str) -> Path:
         """The file of a model for a runtime, written if it is not there."""
         name, int8 = runtimes()[runtime]
         form = need(name, int8)
+        precision = "fp32" if form.chooses else precision  # of the file
         making = ["graph", "lowering/*", f"formats/{name}*"] + ["int8/layers", f"int8/{name}"] * int8
-        path = self.folder / f"{_key(model, title, images, making)}{'-int8' if int8 else ''}{form.suffix}"
+        more = "-int8" * int8 + f"-{precision}" * (precision != "fp32")
+        path = self.folder / f"{_key(model, title, images, making)}{more}{form.suffix}"
         if not path.exists():
             if int8:
-                source, shape = self.path(name, model, title, images), (8, *images.shape[1:])
+                source, shape = self.path(name, model, title, images, precision), (8, *images.shape[1:])
                 noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))  # good for nothing but speed
             with _whole(path, form.files) as unfinished:
                 if int8:
                     form.calibrated(source, noise.numpy()).write(unfinished)
                 else:
-                    self._write(form, model, title, images, unfinished)
+                    self._write(form, model, title, images, unfinished, precision)
         return path
 
-    def _write(self, form: Any, model: nn.Module, title: str, images: Tensor, path: Path) -> None:
+    def _write(self, form: Any, model: nn.Module, title: str, images: Tensor, path: Path, precision: str) -> None:
         channels, height, width = images.shape[1:]
-        key = _key(model, title, images), form.batches
+        key = _key(model, title, images), form.batches, precision
         if self._captured is None or self._captured[0] != key:
-            program = capture(prepare(model, (height, width)), (channels, height, width), any_batch=form.batches)
-            self._captured = key, program
+            made, how = cast(prepare(model, (height, width)), precision), dict(any_batch=form.batches)
+            self._captured = key, capture(made, (channels, height, width), **how, dtype=torch.float32)
         image = dict(channels=channels, height=height, width=width, any_batch=form.batches, any_size=False)
-        form.write(self._captured[1], Description("classify", title, title, None, ("logits",), image, {}), path)
+        said = Description("classify", title, title, None, ("logits",), image, {}, precision=precision)
+        form.write(self._captured[1], said, path)
 
     def weights(self, model: nn.Module, title: str, images: Tensor) -> Path:
         """The model's weights as a safetensors file, which torch starts from."""
@@ -96,8 +104,8 @@ def file_bytes(path: Path) -> int:
     return sum(path.with_suffix(suffix).stat().st_size for suffix in (form.files if form else (path.suffix,)))
 
 
-def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Callable[[], float] = float) -> float:
-    """Largest difference from the model's answers, relative to the largest; too much, beyond `rounding`, is refused."""
+def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, allowed: Callable[[], float] = float) -> float:
+    """Largest difference from the model's answers, relative to the largest; too much, beyond `allowed`, is refused."""
     if came.shape != expected.shape:
         raise ValueError(f"outputs of shape {came.shape} in {runtime}, {expected.shape} in torch")
     difference = float(np.abs(came - expected).max() / np.abs(expected).max())
@@ -106,7 +114,7 @@ def _checked(runtime: str, expected: np.ndarray, came: np.ndarray, rounding: Cal
         if not alike >= ALIKE:  # true for NaN
             off = f"a cosine of {alike:.2g} with torch's"
             raise ValueError(f"outputs in {runtime} have {off}; expected {ALIKE} or more")
-    elif not (difference <= TOLERANCE or difference <= allowance(rounding())):
+    elif not (difference <= TOLERANCE or difference <= allowed()):
         off = f"{difference:.2g} of the largest"
         raise ValueError(f"outputs in {runtime} differ from torch's by {off}; expected {TOLERANCE} at most")
     return difference

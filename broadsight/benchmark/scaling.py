@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..visual.plots import PALETTE, new_figure, save
 from ..visual.terminal import number
-from .candidates import Settings
+from .candidates import Settings, how
 from .report import caption, headline, plus_minus, table_of
 from .run import Progress, Report, measure_sizes
 from .timing import median_interval
@@ -35,7 +35,7 @@ class GrowthRow:
     """Exponents of one candidate, of times medians over the rounds; None where fewer than two sizes count."""
 
     model: str
-    runtime: str
+    runtime: str  # and the precision, if it is not fp32
     params: int
     time: Exponent | None
     cpu_time: Exponent | None
@@ -90,7 +90,7 @@ def exponents(reports: Sequence[Report], growth_from: int) -> list[GrowthRow]:
         mine = [report.rows[place] for report in counted]
         times = exponent([row.wall_samples_ms for row in mine]), exponent([row.cpu_samples_ms for row in mine])
         exact = exponent([[row.peak_bytes] for row in mine]), exponent([[row.macs] for row in mine])
-        rows.append(GrowthRow(first.model, first.runtime, first.params, *times, *exact))
+        rows.append(GrowthRow(first.model, how(first), first.params, *times, *exact))
     return rows
 
 

@@ -11,17 +11,20 @@ def export(request: Request) -> int:
     found = api.export(request, progress=True)
     if request.json == "-":
         return DONE
-    agreement, image = found.agreement, found.description.image
+    agreement, image, precision = found.agreement, found.description.image, found.description.precision
+    limit = agreement.limit(request.tolerance)
+    if found.computes_in != precision:
+        precision += f" (this machine's runtime computes in {found.computes_in})"
     batch = "any number of images" if image["any_batch"] else "one image at a time"
     sides = "any size" if image["any_size"] else f"{image['height']} x {image['width']} pixels"
     same = "" if agreement.same_class is None else f"; the same class for {agreement.same_class:.0%}"
-    far = f"{agreement.largest:.2e}, {agreement.relative:.2e} of the largest output (limit {request.tolerance:g})"
+    far = f"{agreement.largest:.2e}, {agreement.relative:.2e} of the largest output (limit {limit:.3g})"
     lines = [
-        f"{found.path}: {found.bytes / 1e6:.1f} MB, {batch} of {sides}, written in {found.seconds:.0f} s",
+        f"{found.path}: {found.bytes / 1e6:.1f} MB, {precision}, {batch} of {sides}, written in {found.seconds:.0f} s",
         f"max error to torch {far}, on {agreement.images} {found.shown}{same}",
     ]
-    if agreement.relative > request.tolerance:
-        what = f"torch differs from itself by {agreement.rounding:.2e} in single precision against double"
+    if agreement.rounding:
+        what = f"torch differs from itself by {agreement.rounding:.2e} in {agreement.precision} against double"
         remedy = "so that no artefact can come closer; training mends that"
         lines.append(f"note: these weights magnify rounding: {what}, {remedy}")
     if found.findings is not None:

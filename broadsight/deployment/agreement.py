@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..inspection.precision import DTYPES
 from .session import Session
 
 MAGNIFIED = 1e-4  # torch's own rounding, if weights magnify it: a hundred times the usual
 ALLOWED = 10  # how many times as far as that an artefact may then be, which rounds otherwise
+ALLOWED_HALF = 5  # the same of half precisions
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,19 @@ class Agreement:
     relative: float  # the same over the largest absolute value of that output; the largest of all outputs
     same_class: float | None  # part of the images with the same first class; None for other tasks than classification
     rounding: float = 0.0  # see `rounding_of`; 0 if it was not needed
+    precision: str = "fp32"  # of the artefact; the model's is fp32
+
+    def limit(self, tolerance: float) -> float:
+        return max(tolerance, allowance(self.rounding, self.precision))
 
     def within(self, tolerance: float) -> bool:
-        return self.relative <= max(tolerance, allowance(self.rounding))  # false for NaN
+        return self.relative <= self.limit(tolerance)  # false for NaN
 
 
-def allowance(rounding: float) -> float:
-    """How far an artefact may be from a model with this `rounding_of`."""
+def allowance(rounding: float, precision: str = "fp32") -> float:
+    """How far an artefact in a precision may be from a model with this `rounding_of`."""
+    if precision != "fp32":
+        return max(ALLOWED_HALF * rounding, 2 * torch.finfo(DTYPES[precision]).eps)
     return ALLOWED * rounding if rounding > MAGNIFIED else 0.0
 
 
@@ -66,17 +74,20 @@ def compare(
     return Agreement(images, float(np.max(differences)), _relative(differences, scales), part)
 
 
-def rounding_of(model: nn.Module, batches: Iterable[np.ndarray]) -> float:
-    """How far a model in eval mode on the CPU is in single precision from itself in double precision, as `relative`."""
+def rounding_of(model: nn.Module, batches: Iterable[np.ndarray], precision: str = "fp32") -> float:
+    """How far a model in eval mode on the CPU is in a precision from itself in double precision, as `relative`."""
     exact = deepcopy(model).double()
+    rounded = torch.autocast("cpu", DTYPES[precision], enabled=precision != "fp32")
     differences, scales = [], []
     for batch in batches:
         images = torch.from_numpy(batch)
         with torch.inference_mode():
-            both: Any = model(images), exact(images.double())
-        single, double = ([one.double().numpy() for one in listed(found)] for found in both)
-        differences.append(_largest([one - other for one, other in zip(single, double, strict=True)]))
-        scales.append(_largest(double))
+            with rounded:
+                single: Any = model(images)
+            double: Any = exact(images.double())
+        found, expected = ([one.double().numpy() for one in listed(answers)] for answers in (single, double))
+        differences.append(_largest([one - other for one, other in zip(found, expected, strict=True)]))
+        scales.append(_largest(expected))
     return _relative(differences, scales)
 
 

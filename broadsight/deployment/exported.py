@@ -55,9 +55,9 @@ def is_exported(run: Run) -> bool:
     return page or (path.is_file() and any(form.owns(path) for form in FORMATS.values()))
 
 
-def open_exported(path: str | Path, threads: int | None = None) -> ExportedClassifier:
+def open_exported(path: str | Path, threads: int | None = None, precision: str | None = None) -> ExportedClassifier:
     """An exported classifier, ready to be asked as a run is; a ValueError if the file holds something else."""
-    session = open_artefact(path, threads)
+    session = open_artefact(path, threads, precision)
     description = session.description
     if description.task != "classify":
         raise ValueError(
@@ -69,7 +69,8 @@ def open_exported(path: str | Path, threads: int | None = None) -> ExportedClass
     transforms = transforms_of(description)
     normalise = Normalise(transforms.mean, transforms.std)
     model = ExportedModel(session).eval()
-    return ExportedClassifier(description.title, str(path), model, transforms, description.classes, normalise, {})
+    about = str(path), model, transforms, description.classes, normalise, {}, session.precision
+    return ExportedClassifier(description.title, *about)
 
 
 def refuse_without_gradients(what: str, classifier: Classifier) -> None:
@@ -89,4 +90,5 @@ def open_any(request: ModelOptions, run: Run | None = None, **options: Any) -> A
                 raise UsageError(f"{flag(name)}: {named} is an exported file, which stays as it is; leave it out")
     if getattr(request, "device", "auto") == "cuda":
         raise UsageError(f"--device cuda: {named} is an exported file, which runs on the CPU; leave it out")
-    return open_exported(named, torch.get_num_threads())  # as many as the models that it is timed beside
+    precision: Any = getattr(request, "precision", None) if "precision" in request.given else None
+    return open_exported(named, torch.get_num_threads(), precision)  # with the threads of models it is timed beside

@@ -76,6 +76,7 @@ def capture(
     any_batch: bool = True,
     any_size: bool = False,
     single_cells: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> ExportedProgram:
     """The forward pass of a module as one graph, for inference; a ValueError with the reason if that cannot be.
 
@@ -85,6 +86,7 @@ def capture(
         any_batch: Leave the number of images open; else it is one.
         any_size: Leave height and width open from LEAST_SIDE pixels on.
         single_cells: With any_size, allow for maps that have but one cell where images are small.
+        dtype: Of images; that of the weights if None.
     """
     from torch.fx.experimental import _config
 
@@ -95,7 +97,7 @@ def capture(
         # One image would be taken for a constant, and so would two sides that are equal.
         side = max(LEAST_SIDE, 32 * (height // 32))
         height, width = side, side + 32 if height == width else max(LEAST_SIDE, width)
-    dtype = next((one.dtype for one in model.parameters()), torch.float32)
+    dtype = dtype or next((one.dtype for one in model.parameters()), torch.float32)
     example = torch.zeros(2 if any_batch else 1, channels, height, width, dtype=dtype)
     single_cells = single_cells and any_size
     # Where torch would treat sizes of one unlike all others, it takes the way that is right for both.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
-from ..options import CLASSIFIERS, MOST, RUN, TIMM_NAMES, ModelOptions, option
+from ..options import CLASSIFIERS, MOST, RUN, TIMM_NAMES, ModelOptions, Precise, option
 
 BATCHES = "formats that take several images at once"
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them
@@ -14,7 +14,7 @@ PATTERNS = "files, folders and quoted patterns, joined by commas; without it the
 
 
 @dataclass(frozen=True)
-class Request(ModelOptions):
+class Request(ModelOptions, Precise):
     """Write a model for another runtime, open it there, compare it with torch on images, and take times."""
 
     verb = "export"

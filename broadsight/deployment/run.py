@@ -20,6 +20,7 @@ from ..benchmark.runtimes import file_bytes
 from ..benchmark.timing import Summary, interleave, paired_ratio, summarize
 from ..errors import UsageError, first_line
 from ..files import move_together, write_json
+from ..inspection.precision import cast
 from ..options import CLASSIFIERS
 from ..runs.classifier import Classifier
 from ..runs.opening import facts_of, is_dense, open_asked
@@ -59,6 +60,7 @@ class Exported:
     path: Path  # the file or folder; of several files the one to open
     bytes: int  # of all its files
     description: Description
+    computes_in: str  # the precision, as the runtime says on this machine
     agreement: Agreement  # with the model in torch; of an int8 artefact that of its float form
     times: Times | None  # None if none were taken
     int8: dict[str, Any] | None  # what quantisation reports
@@ -79,7 +81,20 @@ def check_request(request: Request) -> Format:
     form = need(request.format, request.int8)
     if request.any_size and not form.sizes:
         raise ValueError(f"--any-size with the format {request.format}, which takes one size; leave it out")
+    _precision(form, request, is_dense(request.run))
     return form
+
+
+def _precision(form: Format, request: Request, dense: bool) -> str:
+    """The precision that is asked for; a ValueError if there is none such."""
+    found = form.precision(request.precision, request.int8)
+    if not dense or form.chooses or found == "fp32":
+        return found
+    if request.precision == "auto":
+        return "fp32"
+    able = " or ".join(name for name, other in FORMATS.items() if other.chooses)
+    what = f"--precision {found} with --format {request.format} of a dense run, whose anchors and boxes need float32"
+    raise UsageError(f"{what}; expected --format {able}, which leaves the file as it is")
 
 
 def check_target(target: Path, form: Format) -> None:
@@ -139,7 +154,9 @@ def export(request: Request, progress: Progress = lambda *_: None, tell: Tell = 
 def _classifier(request: Request) -> tuple[Classifier, list[str]]:
     """The classifier to export, on the CPU; random weights for a timm name that has none, with a note."""
     run, notes = request.run, []
-    options: dict[str, Any] = {} if isinstance(run, Classifier) else {"device": "cpu"}
+    if isinstance(run, Classifier) and run.precision != "fp32":
+        raise UsageError(f"{run.title} is open in {run.precision}; open it in fp32, and export it with precision=")
+    options: dict[str, Any] = {"precision": "fp32"} | ({} if isinstance(run, Classifier) else {"device": "cpu"})
     plain = isinstance(run, str) and not Path(run).is_dir() and timm.is_model(run.split(".")[0])
     if plain and not request.checkpoint:
         config = timm.models.get_pretrained_cfg(run)
@@ -169,9 +186,10 @@ def write_artefact(
     started, any_size = time.perf_counter(), request.any_size
     if any_size and subject.obstacle:
         raise ValueError(f"--any-size, but {title} takes one size: {subject.obstacle}")
+    precision = _precision(form, request, subject.description.task != "classify")
     any_batch = request.any_batch and (form.batches if quantise is None else form.int8_batches)
     image = {**subject.description.image, "any_batch": any_batch, "any_size": any_size}
-    description = replace(subject.description, image=image)
+    description = replace(subject.description, image=image, precision=precision)
     if web:  # before minutes are spent on what cannot be
         from .formats.web import require
 
@@ -179,11 +197,13 @@ def write_artefact(
     steps = 6 if quantise else 5
     progress(0, steps, "folding what inference allows")
     made = prepare(subject.model, None if any_size else description.shape[1:])
+    made = cast(made, "fp32" if form.chooses else precision)
     progress(1, steps, "capturing the graph")
     shape, example = description.shape, subject.example_size if any_size else None
     shape = shape if example is None else (shape[0], *example)
     more, single = any_batch or (form.narrows and not any_size), example is not None and form.guarded
-    program = capture(made, shape, any_batch=more, any_size=any_size, single_cells=single)
+    sizes: dict[str, Any] = dict(any_batch=more, any_size=any_size, single_cells=single)
+    program = capture(made, shape, **sizes, dtype=None if precision == "fp32" else torch.float32)
     with _scratch(target) as folder, fixed_threads(request.threads):
         progress(2, steps, f"writing {request.format}")
         first = FORMATS["onnx"] if web else form  # of which a page is made
@@ -230,27 +250,28 @@ def write_artefact(
             artefact.rename(target)
     progress(steps, steps, "done")
     took, shown = time.perf_counter() - started, (subject.shown, subject.notes)
-    found = Exported(target, size, description, agreement, times, int8, took, *shown, findings)
+    how = description, session.precision, agreement, times, int8, took
+    found = Exported(target, size, *how, *shown, findings)
     write_json(found.record(), target.with_name(target.name + RECORD))
     return found
 
 
 def _agreed(subject: Subject, session: Session, image: dict[str, Any], request: Request, where: str) -> Agreement:
     """How far an artefact is from its model, which is not too far."""
-    title = subject.description.title
+    title, strict = subject.description.title, request.tolerance < TOLERANCE
     try:
         found = compare(session, subject.reference, _batches(subject, image), subject.follow)
+        found = replace(found, precision="fp32" if strict else session.description.precision)
     except (ValueError, OSError):
         raise
     except Exception as error:  # runtimes have errors of their own for what they cannot run
         what = f"{title} was exported but does not run in {where}"
         raise Disagreement(f"{what}: {first_line(error)}; nothing was written") from error
-    strict = request.tolerance < TOLERANCE or subject.follow is not None
-    if found.relative > request.tolerance and not strict:  # is that the artefact, or any rounding?
-        found = replace(found, rounding=rounding_of(subject.model, _batches(subject, image)))
+    if not (found.within(request.tolerance) or strict or subject.follow):  # is that the artefact, or any rounding?
+        found = replace(found, rounding=rounding_of(subject.model, _batches(subject, image), found.precision))
     if not found.within(request.tolerance):
         far = f"{found.largest:.3g}, {found.relative:.3g} of the largest output on {found.images} images"
-        limit = f"expected at most {request.tolerance:g}: nothing was written"
+        limit = f"expected at most {found.limit(request.tolerance):.3g}: nothing was written"
         raise Disagreement(f"{title} in {where} differs from torch by {far}; {limit}")
     return found
 

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+
+from ..options import Precision
 
 KEY = "broadsight"  # under which a format keeps the description, as JSON
 VERSION = 1
@@ -26,6 +28,7 @@ class Description:
     provenance: dict[str, Any] = field(default_factory=dict)  # versions, commit, command, time, parameters, digest
     quantised: dict[str, Any] | None = None  # of int8: what it was calibrated with, what stayed float, accuracy
     decoding: dict[str, Any] | None = None  # of a dense model: what makes boxes, pixels or keypoints of its outputs
+    precision: str = "fp32"  # of its weights, or what its runtime is asked to compute in
 
     def to_json(self) -> str:
         return json.dumps({"version": VERSION, **asdict(self)})
@@ -48,6 +51,8 @@ class Description:
                 raise TypeError(f"images of {str(found.shape)[:60]}")
             if not all(isinstance(found.image[name], bool) for name in ("any_batch", "any_size")):
                 raise TypeError("any_batch or any_size that is neither true nor false")
+            if found.precision not in get_args(Precision)[1:]:
+                raise TypeError(f"the precision {str(found.precision)[:20]}")
             if not isinstance(found.preprocessing, dict) or not isinstance(found.provenance, dict):
                 raise TypeError("parts that are no tables")
             return found
@@ -65,8 +70,11 @@ class Description:
 class Session:
     """An artefact in its own runtime: `session(images) -> outputs by name`. `run` gives them in order."""
 
-    def __init__(self, description: Description, run: Callable[[np.ndarray], Sequence[np.ndarray]]):
+    def __init__(
+        self, description: Description, run: Callable[[np.ndarray], Sequence[np.ndarray]], precision: str = "fp32"
+    ):
         self.description, self._run = description, run
+        self.precision = precision  # that it computes in, as its runtime says
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
         """Normalised images (B, C, H, W) -> outputs by name; a ValueError if they have another shape than exported."""

@@ -19,6 +19,7 @@ from ..data.dense.view import DenseView, labels_are_quick, labels_of_images, wit
 from ..data.loading import EvalOrder, close, default_workers, load
 from ..dense.average_precision import to_results
 from ..dense.scoring import Views, known_or_none, make_scorer, moved_keypoints, why_missing
+from ..inspection.precision import remark
 from ..provenance import header
 from ..runs.dense_model import DenseModel, pixels_of
 from ..runs.opening import open_asked
@@ -72,6 +73,8 @@ def evaluate_dense(
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     run = open_asked(request)
+    if said := remark(request.precision, run):
+        tell(said)
     part = _part_of(run, request)
     if labels_are_quick(part.images):  # classes that none of them shows, unless the run's own data says so
         shown, place = labels_of_images(part.images), str(part.description.get("place") or part.description.get("val"))
@@ -117,7 +120,7 @@ def _score(run: DenseModel, part: DensePart, request: Request, progress: Progres
     done = 0
     progress(0, len(source), run.title)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), run.autocast():
             for batch in loader:
                 if batch.failure:
                     raise ValueError(batch.failure)
@@ -138,7 +141,7 @@ def _score(run: DenseModel, part: DensePart, request: Request, progress: Progres
     evaluation.figures = known_or_none(scorer.compute())
     evaluation.per_class = [known_or_none(row) for row in scorer.metric.per_class()]
     evaluation.coverage = scorer.metric.coverage()
-    with torch.inference_mode():
+    with torch.inference_mode(), run.autocast():
         evaluation.shown = list(_shown(run, part.images, evaluation.skipped, scorer))
     if run.task != "segment" and not run.top_down:
         evaluation.results = scorer.results
@@ -184,7 +187,7 @@ def record_of(evaluation: DenseEvaluation) -> dict[str, Any]:
     missing = [name for name, value in evaluation.figures.items() if value is None]
     return {
         "task": run.task,
-        "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters},
+        "model": {name: getattr(run, name) for name in ("title", "source", "parameters", "precision")},
         "data": evaluation.part.description,
         "figures": evaluation.figures,
         "absent": {name: why_missing(name, occurring) for name in missing},

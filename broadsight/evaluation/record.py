@@ -61,7 +61,7 @@ def _model_record(result: Result) -> dict[str, Any]:
     classifier, transforms = result.task.classifier, result.task.classifier.transforms
     size = [transforms.channels, transforms.size, transforms.size]
     latency = None if result.latency is None else asdict(result.latency)
-    names = {name: getattr(classifier, name) for name in ("title", "source", "parameters")}
+    names = {name: getattr(classifier, name) for name in ("title", "source", "parameters", "precision")}
     return {**names, "macs": result.macs, "input_size": size, "latency_ms": latency}
 
 
@@ -107,6 +107,7 @@ def _model_facts(result: Result, how: Mapping[str, Any]) -> dict[str, Any]:
         ["model", classifier.title],
         ["from", classifier.source],
         ["parameters", f"{classifier.parameters:,}"],
+        ["precision", classifier.precision],
         ["size", f"{4 * classifier.parameters / 1e6:.1f} MB in single precision"],
         ["image", f"{side} x {side} pixels, {classifier.transforms.channels} channels"],
         ["MACs", "not counted" if result.macs is None else f"{result.macs / 1e9:.3f} G"],

@@ -13,6 +13,7 @@ from ..options import (
     Machine,
     ModelOptions,
     Part,
+    Precise,
     Views,
     option,
 )
@@ -23,7 +24,7 @@ SEED = "of samples and suites; and of scenes and hold-outs, where it is the run'
 
 
 @dataclass(frozen=True)
-class Request(ModelOptions, Views, Machine):
+class Request(ModelOptions, Views, Precise, Machine):
     """Evaluate a run: accuracy, calibration and robustness, or AP and mIoU of a dense one; with a report."""
 
     verb = "evaluate"

@@ -19,6 +19,7 @@ from ..data.loading import EvalOrder, SourceDataset, close, default_workers, loa
 from ..data.sources.evaluation import Found
 from ..data.view import labels_of
 from ..inspection.macs import executed_macs
+from ..inspection.precision import remark
 from ..runs.classifier import Classifier
 from ..runs.opening import is_dense
 from .classification import NotEnough, accepted_accuracy, figures, shortage
@@ -98,6 +99,9 @@ def evaluate_classifiers(request: Request, progress: Progress, tell: Tell) -> Ev
     batch, choices, suites = request.batch or BATCH, choices_of(request), suites_of(request)
     with fixed_threads(threads):
         classifiers = open_classifiers(request)
+        for one in classifiers:
+            if said := remark(request.precision, one):
+                tell(said)
         found, groups = open_tasks(request, classifiers)
         tasks = groups[0]
         for task in tasks:

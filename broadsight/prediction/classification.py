@@ -217,7 +217,7 @@ def write_settings(path: str, command: str, classifier: Classifier, summary: Sum
         return
     transforms = classifier.transforms
     record = {
-        "model": {"title": classifier.title, "source": classifier.source, "parameters": classifier.parameters},
+        "model": {name: getattr(classifier, name) for name in ("title", "source", "parameters", "precision")},
         "image": {"size": transforms.size, "channels": transforms.channels, "crop_pct": transforms.crop_pct},
         "device": classifier.device.type,
         "images": {"read": summary.read, "failed": summary.failed},

@@ -62,7 +62,7 @@ def predict_dense(
         try:
             with within_memory():
                 image = source.open(index)
-                with torch.inference_mode():
+                with torch.inference_mode(), run.autocast():
                     found = find(image, None if boxes is None else boxes.get(Path(name).name))
                 row, entries = (name, in_words(run, found, threshold)), []
                 if run.task != "segment":
@@ -173,7 +173,7 @@ def write_findings(
     place = results or table
     if place is not None:
         record = {
-            "model": {"title": run.title, "source": str(run.path), "parameters": run.parameters, "task": run.task},
+            "model": {name: getattr(run, name) for name in ("title", "source", "parameters", "task", "precision")},
             "classes": list(run.classes),
             "images": {"read": len(findings.rows), "failed": findings.errors},
             **header(command),

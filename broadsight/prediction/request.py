@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from .. import options
 from ..errors import UsageError
 from ..options import ALLOW_OUTSIDE, CLASSIFIERS, DENSE_RUNS, MOST, RUN, SCORED, Machine, ModelOptions, Views, option
 
 
 @dataclass(frozen=True)
-class Request(ModelOptions, Views, Machine):
+class Request(ModelOptions, Views, options.Precise, Machine):
     """Say what images show, as a table, CSV or JSON; a dense run draws what it finds and writes COCO results."""
 
     verb = "predict"

@@ -12,6 +12,7 @@ from ..data.sources.unlabelled import Unlabelled, find_images
 from ..deployment.exported import open_any
 from ..errors import UsageError
 from ..files import check_creatable
+from ..inspection.precision import remark
 from ..options import DENSE_RUNS
 from ..runs.classifier import Classifier
 from ..runs.dense_model import DenseModel
@@ -46,7 +47,7 @@ def opened(request: Request, tell: Tell) -> Generator[tuple[Classifier | DenseMo
             raise UsageError(f"--boxes is for pose models; {run.head} finds objects by itself")
         if isinstance(run, DenseModel) and run.top_down and not request.boxes:
             notes.append("each image is taken for one object; --boxes FILE says where several are")
-        for note in notes:
+        for note in filter(None, (*notes, remark(request.precision, run))):
             tell(note)
         yield run, source
 

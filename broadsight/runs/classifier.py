@@ -15,6 +15,7 @@ import broadsight
 from ..data.loading import Transforms
 from ..data.normalising import Normalise, per_channel
 from ..errors import first_line
+from ..inspection.precision import cast, chosen
 from ..models.from_run import label_names, read_config, stored_model
 from ..surgery.pooling import check_name, create_backbone
 from ..training.history import check_history
@@ -66,6 +67,7 @@ class Classifier(Verbs):
     labels: tuple[str, ...] | None  # names of its classes, or None where nobody has written them down
     normalise: Normalise  # bytes (B, C, H, W) -> normalised images on the model's device
     run: Mapping[str, Any]  # what a run folder says of itself; empty for others
+    precision: str = "fp32"  # of the weights, in which it computes; it takes and gives float32
     task: ClassVar[str] = "classify"
 
     @property
@@ -107,6 +109,7 @@ def open_classifier(
     size: int | None = None,
     light: bool = False,
     device: str = "auto",
+    precision: str = "fp32",
 ) -> Classifier:
     """A run's best model, or any of timm's.
 
@@ -117,9 +120,10 @@ def open_classifier(
         model_args: Arguments of a timm name.
         size: Pixels of a side; without it what the model was trained for.
         light: Let a multi-token pooling classify with its averaged tokens alone.
-        device: "auto", "cpu" or "cuda".
+        device, precision: "auto", "cpu" or "cuda"; "auto", "fp32", "bf16" or "fp16".
     """
     place = chosen_device(device)
+    precision = chosen(precision, place)
     if size is not None and size < 1:
         raise ValueError(f"--size {size}; expected pixels of a side")
     path, channels, labels, run = Path(source), None, None, dict[str, Any]()
@@ -145,14 +149,15 @@ def open_classifier(
     mean, std = (per_channel(config[key], channels) for key in ("mean", "std"))
     side = size or config["input_size"][2]
     transforms = Transforms(side, channels, mean, std, config["interpolation"], config["crop_pct"])
-    model, normalise = model.to(place).eval().requires_grad_(False), Normalise(mean, std, place)
+    model = cast(model.to(place).eval().requires_grad_(False), precision)
+    normalise = Normalise(mean, std, place)
     if size is not None:
         try:
             with torch.inference_mode():
                 model(normalise(torch.zeros((1, channels, size, size), dtype=torch.uint8)))
         except Exception as error:
             raise ValueError(f"--size {size} does not suit {title}: {first_line(error)}") from None
-    return Classifier(title, str(source), model, transforms, labels, normalise, run)
+    return Classifier(title, str(source), model, transforms, labels, normalise, run, precision)
 
 
 def chosen_device(device: str) -> torch.device:

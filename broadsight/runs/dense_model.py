@@ -15,6 +15,7 @@ from ..dense.build import make_dense_model, neck_of
 from ..dense.heads import HEADS
 from ..dense.scoring import Views
 from ..errors import first_line
+from ..inspection.precision import DTYPES, chosen
 from ..models.from_run import check_arguments, described_as, label_names, refuse_large
 from ..training.dense import LARGEST, data_of, views_of
 from ..training.history import check_own_data
@@ -44,6 +45,7 @@ class DenseModel(Verbs):
     keypoint_offset: float
     parameters: int
     device: torch.device
+    precision: str = "fp32"  # of convolutions and products, see `autocast`
 
     @property
     def source(self) -> str:
@@ -63,6 +65,10 @@ class DenseModel(Verbs):
     def channels(self) -> int:
         return self.model.stages.in_chans
 
+    def autocast(self) -> Any:
+        """A `with` in which it computes in its precision: by autocast, since boxes and anchors need float32."""
+        return torch.autocast(self.device.type, DTYPES[self.precision], enabled=self.precision != "fp32")
+
     def views(self, *, flip: bool = False, scales: tuple[float, ...] = (1.0,), slide: bool = False) -> Views:
         """What it is shown of an image."""
         usual = views_of(self.task, self.recipe)
@@ -74,7 +80,9 @@ class DenseModel(Verbs):
         return data_of(self.settings, self.recipe, self.channels)
 
 
-def open_dense(path: str | Path, *, device: str = "auto", size: int | None = None) -> DenseModel:
+def open_dense(
+    path: str | Path, *, device: str = "auto", size: int | None = None, precision: str = "fp32"
+) -> DenseModel:
     """The best model of a dense run; `size` is the shorter side to look at images in, if not that of its training."""
     path = Path(path)
     config = RunFolder(path).dense_config()
@@ -99,17 +107,18 @@ def open_dense(path: str | Path, *, device: str = "auto", size: int | None = Non
         raise
     except Exception as error:
         raise RuntimeError(f"the model of {path} cannot be made: {first_line(error)}") from None
-    model.pretrained_cfg, chosen = described, chosen_device(device)
+    model.pretrained_cfg, place = described, chosen_device(device)
     load_given(model, path)
     pairs = {key: tuple((int(a), int(b)) for a, b in labels[key]) for key in ("flip_pairs", "skeleton")}
     return DenseModel(
-        *(path, title(settings), about["task"], settings["head"], model.to(chosen).eval(), settings, recipe),
+        *(path, title(settings), about["task"], settings["head"], model.to(place).eval(), settings, recipe),
         classes=classes or (),
         category_ids={int(label): number for label, number in labels["category_ids"].items()},
         keypoint_names=tuple(labels["keypoint_names"]),
         keypoint_offset=labels["keypoint_offset"],
         parameters=about["parameters"],
-        device=chosen,
+        device=place,
+        precision=chosen(precision, place),
         **pairs,
     )
 

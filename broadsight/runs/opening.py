@@ -73,6 +73,7 @@ def open_run(
     size: int | None = None,
     light: bool = False,
     device: str = "auto",
+    precision: str = "fp32",
 ) -> Classifier | DenseModel:
     """The best model of a run, or any of timm's, ready for use.
 
@@ -80,24 +81,25 @@ def open_run(
         source: A run folder, any folder that timm loads as local-dir, or a timm name; what is open already stays so.
         checkpoint, pretrained, model_args, light: Of classifiers; see `open_classifier`.
         size: Pixels of a side, of dense models of the shorter one; without it what the model was trained for.
-        device: "auto", "cpu" or "cuda".
+        device, precision: "auto", "cpu" or "cuda"; "auto", "fp32", "bf16" or "fp16".
     """
     given: dict[str, Any] = dict(checkpoint=checkpoint, model_args=model_args, light=light)
     if isinstance(source, OPENED):
-        given |= dict(size=size, device=None if device == "auto" else device)
+        given |= dict(size=size, device=device.replace("auto", ""), precision=precision.replace("fp32", ""))
         if idle := [name for name, value in given.items() if value]:
             raise UsageError(f"{source.source} is open already; give {idle[0]} when you open it")
         return source
+    how: dict[str, Any] = dict(size=size, device=device, precision=precision)
     if not is_dense(source):
-        return open_classifier(source, pretrained=pretrained, size=size, device=device, **given)
+        return open_classifier(source, pretrained=pretrained, **given, **how)
     if idle := [name for name, value in given.items() if value]:
         raise ValueError(f"{source} is a dense run with a model and weights of its own; leave {idle[0]} out")
-    return open_dense(source, device=device, size=size)
+    return open_dense(source, **how)
 
 
 def open_asked(request: ModelOptions, run: Run | None = None, **options: Any) -> Any:
     """The run of a request, or another one (NAME@FILE brings its weights), opened with its options or with these."""
-    names = ("checkpoint", "pretrained", "model_args", "size", "light", "device")
+    names = ("checkpoint", "pretrained", "model_args", "size", "light", "device", "precision")
     asked = {name: getattr(request, name) for name in names if hasattr(request, name)}
     asked_for: Any = getattr(request, "run", None) if run is None else run
     run, checkpoint = with_weights(asked_for)

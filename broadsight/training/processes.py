@@ -19,7 +19,7 @@ _restarted = False
 def connect(device: str = "auto", precision: str = "fp32", expected: int | None = None) -> Accelerator:
     """The accelerator of this process, after all processes have met, as many as are `expected`."""
     meet(device, expected)
-    on_cpu = not has_gpu(device)
+    on_cpu = device_kind(device) == "cpu"
     if precision == "fp16" and on_cpu:
         raise ValueError("precision=fp16 needs a GPU; use precision=bf16 or fp32")
     # Accelerate keeps its state for the whole interpreter; a second run in it may need another
@@ -42,13 +42,13 @@ def meet(device: str = "auto", expected: int | None = None) -> None:
         advice = f"start {gpus} processes, or use --device cpu"
         raise ValueError(f"{local} processes on this machine, but {gpus} GPUs; {advice}")
     if world > 1 and not dist.is_initialized():
-        _join("nccl" if has_gpu(device) else "gloo")
+        _join("gloo" if device_kind(device) == "cpu" else "nccl")
 
 
-def has_gpu(device: str | None = "auto") -> bool:
-    """Whether training would run on a GPU or another accelerator."""
-    other = torch.backends.mps.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available())
-    return device != "cpu" and (torch.cuda.is_available() or other)
+def device_kind(device: str | None = "auto") -> str:
+    """Where training would run: on a GPU or another accelerator, or on the CPU."""
+    there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), xpu=torch.xpu.is_available())
+    return next((kind for kind, is_there in there.items() if is_there and device != "cpu"), "cpu")
 
 
 def leave() -> None:

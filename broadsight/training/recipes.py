@@ -10,6 +10,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from ..errors import did_you_mean, refuse_idle, unknown
+from ..options import Precision
 from ..visual.metrics import GOALS, label
 
 CLASSIFY = "--task classify"
@@ -110,7 +111,7 @@ class Recipe:
     temperature: float = _of(3.0, "distill=soft")
     ema: float = 0.0  # decay of the averaged weights, which are evaluated and kept then; 0: none
     ema_warmup: bool = _of(False, "ema above 0")
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"  # a run's own says which "auto" was
     channels_last: bool = False
     compile: bool = False
     sync_bn: bool = False

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .. import options
 from ..errors import UsageError
 from ..options import ALLOW_OUTSIDE, DATASET_ROOT, DOWNLOAD, HEADS, NECKS, STRICT, Machine, Options, arguments, option
 
@@ -15,7 +16,7 @@ RECIPE = "named settings, see docs/recipes.md; without it quick, or finetune if 
 TWIN = "train the same model with this pooling too, in DIR/twin-POOL, and compare"
 # Options that are short for fields of the recipe, by these.
 SHORT = dict(image_size="size", batch_size="batch", epochs="epochs", lr="lr", pretrained="pretrained")
-SHORT["compile"] = "compile"
+SHORT |= dict(compile="compile", precision="precision")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Request(Machine):
     batch: int | None = option(None, "images of an update, over all processes; short for --set batch_size=", least=1)
     lr: float | None = option(None, "learning rate; short for --set lr=")
     pretrained: bool = option(False, "begin from timm's weights; short for --set pretrained=true")
+    precision: options.Precision | None = option(None, f"{options.PRECISION}; short for --set precision=")
     compile: bool = option(False, "torch.compile the model; short for --set compile=true")
     init: str | None = option(None, "run folder or file of weights to begin from", metavar="RUN|FILE")
     val: str | None = option(None, "images to validate on, where DATA sets none apart", metavar="DATA")

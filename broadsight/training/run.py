@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from ..errors import first_line
+from ..inspection.precision import chosen, words
 from ..surgery.pooling import check_name
 from ..visual.metrics import label
 from . import processes
@@ -122,12 +123,18 @@ def _train(request: Request, reporter: Reporter | None, held: ExitStack, quiet: 
             raise FileNotFoundError(f"there is no run in {request.out} to resume; leave --resume out to begin one")
     settings, recipe = settings_of(request, stored)
     check_name(settings["model"])  # before a tar is unpacked
-    if recipe.precision == "fp16" and "precision" not in request.changes and not processes.has_gpu(request.device):
+    kind, notes = processes.device_kind(request.device), ()
+    if recipe.precision == "fp16" and "precision" not in request.changes and kind == "cpu":
         recipe = recipe.change({"precision": "fp32"})  # of a published recipe, which should run on a laptop too
+        notes = (f"precision=fp16 of the recipe {settings['recipe']} needs a GPU: computes in fp32",)
+    elif recipe.precision != "fp32":
+        asked, recipe = recipe.precision, recipe.change({"precision": chosen(recipe.precision, kind)})
+        notes = (words(asked, recipe.precision, kind),)
     accelerator = processes.connect(request.device, recipe.precision, request.processes)
     if stored is not None:
         _hold(RunFolder(str(request.out)), accelerator, held)
     prepared = prepare(request, settings, recipe, accelerator, stored, quiet=quiet)
+    prepared = prepared._replace(notes=(*notes, *prepared.notes))
     return prepared, _run(prepared, reporter, resume, held)
 
 
@@ -204,7 +211,7 @@ def prepare(
     own |= dict(checkpoint_minutes=request.checkpoint_minutes)
     engine = Engine(accelerator, work, wrapped, model, stepping, scheduler, average, recipe, folder, display, **own)
     size = f"{parts.description['broadsight']['parameters'] / 1e6:.2f} M parameters"
-    where = f"{device.type}, processes: {count}, threads: {threads}; {folder.path}"
+    where = f"{device.type}, {recipe.precision}, processes: {count}, threads: {threads}; {folder.path}"
     summary = f"{title(settings)}: {size}; {parts.summary}; {epochs} epochs of {updates} updates; {where}"
     return Prepared(engine, parts.description, summary, notes, parts.splits, stored is not None)
 

@@ -80,7 +80,7 @@ WRONG = [
     (["mat_2"], dict(head="fcos", pool=["map"]), "--pool is for classifiers; --head fcos is dense; leave it out"),
     (["mat_2"], dict(head="fcos", scatter="x.png"), "--scatter is for classifiers; --head fcos is dense"),
     (["mat_2"], dict(head="fcos", runtime=["onnx"]), "onnx with head 'fcos'; dense models are timed eagerly"),
-    (["mat_2"], dict(head="fcos", dtype="bfloat16"), "bfloat16 with head 'fcos'; dense models are timed eagerly"),
+    (["mat_2"], dict(head="fcos", precision="bf16"), "bf16 with head 'fcos'; dense models are timed eagerly"),
     (["mat_2"], dict(head="fcos", neck=["mpa"]), "unknown neck 'mpa'; did you mean 'map'?"),
     (["mat_2"], dict(head="fcos", neck=["map"], neck_args={"dim": 8}), "--neck-args is for necks .*; this has none"),
     (["mat_2"], dict(head="fcos", neck=["tokens"], neck_args={"dm": 8}), "--neck-args dm: .* did you mean 'dim'?"),

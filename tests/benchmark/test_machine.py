@@ -13,7 +13,7 @@ def test_describe_machine__names_what_changes_allocation_and_threads(monkeypatch
     machine = describe_machine(Settings())
     assert machine["memory_variables"]["MALLOC_ARENA_MAX"] == "2"
     assert machine["thread_variables"]["OMP_WAIT_POLICY"] == "passive" and machine["cpu"]
-    assert gemm_peak(Settings(), (8, 10**9), seconds=0) > 0  # nobody could allocate the second
+    assert gemm_peak("cpu", "bf16", (8, 10**9), seconds=0) > 0  # nobody could allocate the second
     threads = torch.get_num_threads()
     with pytest.raises(ZeroDivisionError), fixed_threads(threads + 1):
         assert torch.get_num_threads() == threads + 1

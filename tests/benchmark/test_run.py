@@ -10,6 +10,7 @@ import torch
 
 from broadsight.benchmark import run as benchmark
 from broadsight.benchmark.candidates import Variant, build
+from broadsight.benchmark.report import render
 from broadsight.benchmark.run import Report, Settings, Summary, measure
 from broadsight.losses import MultiTokenLoss
 from broadsight.surgery.pooling import POOLS, swap_pool
@@ -60,7 +61,8 @@ def test_measure__rows_agree_with_their_samples_and_name_the_machine(inference):
         assert row.wall_ms == benchmark.summarize(row.wall_samples_ms)
         assert row.throughput == pytest.approx(1e3 * TINY.batch / row.wall_ms.median)
         seconds = row.wall_ms.minimum / 1e3
-        assert row.peak_fraction == pytest.approx(2 * row.macs * TINY.batch / seconds / inference.machine["gemm_flops"])
+        peak = inference.machine["gemm_flops"]["fp32"]
+        assert row.peak_fraction == pytest.approx(2 * row.macs * TINY.batch / seconds / peak)
         assert row.macs > 1e6 and row.peak_bytes > 0 and row.saved_bytes is None
     assert first.params == sum(p.numel() for p in timm.create_model("test_resnet").parameters())
     assert first.ratio == first.cpu_ratio == Summary(1.0, 1.0, 0.0)
@@ -69,7 +71,7 @@ def test_measure__rows_agree_with_their_samples_and_name_the_machine(inference):
     machine = inference.machine
     assert machine["versions"]["torch"] == torch.__version__ and machine["versions"]["timm"] == timm.__version__
     assert machine["threads"] == TINY.threads
-    assert machine["gemm_flops"] > 0 and machine["cpu"]
+    assert machine["gemm_flops"].keys() == {"fp32", "bf16"} and machine["cpu"]
     assert {"commit", "load_before", "load_after", "memory_variables", "device"} <= machine.keys()
 
 
@@ -79,8 +81,6 @@ def test_measure__options_run_and_leave_threads_and_random_state_alone():
     (row,) = measure(["test_resnet"], settings).rows
     assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
     assert row.params <= sum(p.numel() for p in timm.create_model("test_resnet").parameters())
-    (row,) = measure(["test_vit"], dataclasses.replace(TINY, dtype="bfloat16", rounds=1)).rows
-    assert row.wall_ms.median > 0
     assert measure(["test_vit"], dataclasses.replace(TINY, size=(64, 96), rounds=1)).rows[0].macs > 0
     with pytest.raises(ValueError, match="nest_tiny cannot be built for 64x96; it is made for 224x224"):
         measure(["nest_tiny"], dataclasses.replace(TINY, size=(64, 96)))
@@ -108,7 +108,7 @@ def test_expand__refuses(names, message):
     [
         ({"runtimes": ("egaer",)}, "unknown runtime 'egaer'; did you mean 'eager'? expected one of eager, compile"),
         ({"runtimes": ()}, "runtimes is empty; expected some of eager, compile"),
-        ({"dtype": "int8"}, "unknown dtype 'int8'; expected one of float32, bfloat16, float16"),
+        ({"precisions": ("int8",)}, "unknown precision 'int8'; expected one of auto, fp32, bf16, fp16"),
         ({"device": "tpu"}, "unknown device 'tpu'; did you mean 'cpu'? expected one of cpu, cuda"),
         ({"size": (0, 8)}, "size=(0, 8); expected two positive numbers"),
         ({"pools": ("map", "gab")}, "unknown pool 'gab'; did you mean 'ga'? expected one of map, map-light, ga, cap, "),
@@ -120,12 +120,30 @@ def test_expand__refuses(names, message):
         ({"runtimes": ("eager", "onnx"), "train": True}, "train with runtime 'onnx'; exported models are timed whole"),
         ({"runtimes": ("int8",), "head_only": True, "against": "x.py"}, "head_only with runtime 'int8'"),
         ({"runtimes": ("openvino",), "device": "cuda"}, "device='cuda' with runtime 'openvino'"),
-        ({"runtimes": ("executorch",), "dtype": "bfloat16"}, "dtype='bfloat16' with runtime 'executorch'"),
         ({"runtimes": ("pt2",), "channels_last": True}, "channels_last with runtime 'pt2'"),
     ],
 )
 def test_settings__refuse(wrong, message):
     assert refused("", Settings, **wrong).startswith(message)
+
+
+def test_precisions__every_runtime_in_those_that_it_has_and_each_beside_its_own_peak(monkeypatch):
+    report = measure(["test_vit"], dataclasses.replace(ONCE, precisions=("fp32", "bf16", "fp32"), train=True))
+    assert [row.precision for row in report.rows] == ["fp32", "bf16"]
+    single, half = report.rows
+    assert half.peak_fraction == pytest.approx(
+        6 * half.macs * 2 / (half.wall_ms.minimum / 1e3) / report.machine["gemm_flops"]["bf16"]
+    )
+    assert half.saved_bytes < 0.7 * single.saved_bytes and "eager bf16" in str(render(report).columns[1]._cells)
+    both = Settings(runtimes=("eager", "pt2", "executorch", "pt2"), precisions=("auto", "bf16"))
+    for able, auto in ({"avx512_bf16": True}, ["bf16"]), ({}, ["fp32", "bf16"]):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: able)
+        each = {name: [one for runtime, one in both.lineup() if runtime == name] for name in ("eager", "executorch")}
+        assert each == {"eager": auto, "executorch": ["fp32"]} and len(both.lineup()) == 3 * len(auto) + 1
+    words = "--precision bf16, but ONNX Runtime has fp32 and fp16 on this CPU"
+    for runtimes in (("onnx",), ("eager", "onnx")):
+        refused(words, Settings(runtimes=runtimes, precisions=("bf16",)).lineup)
+    assert refused("ExecuTorch has fp32 and fp16", Settings(runtimes=("executorch",), precisions=("bf16",)).lineup)
 
 
 def test_settings__one_number_is_a_square_and_reports_survive_json(inference, training, monkeypatch):
@@ -142,6 +160,7 @@ def test_report__older_files_are_read_and_new_ones_whole(file, tmp_path):
     data.pop("command", None)
     report = Report.from_dict(data)
     first, *others = report.rows
+    assert report.settings.precisions == ("fp32",) and [*report.machine.get("gemm_flops", {"fp32": 1})] == ["fp32"]
     assert first.start_up_s is None and first.wall_ms.median > 0 and first.speedup.median == 1
     for row in others:
         assert 1 / row.speedup.median == pytest.approx(row.cpu_ratio.median, rel=0.1)

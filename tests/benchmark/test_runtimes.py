@@ -89,8 +89,8 @@ def test_open__answers_as_the_model_does_whatever_the_batch(kept):
 def test_open__refuses_other_answers_but_int8_may_be_rough(kept, report, monkeypatch):
     right = exported_runtimes.open_artefact
 
-    def wrong(path, threads):
-        session = right(path, threads)
+    def wrong(path, threads, precision):
+        session = right(path, threads, precision)
         run = session._run
         session._run = lambda images: [1.01 * one for one in run(images)]
         return session

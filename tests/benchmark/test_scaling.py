@@ -138,7 +138,7 @@ def test_render__time_memory_and_exponents():
     cells = next(line for line in text.splitlines() if line.strip().startswith("a ")).split()
     times = ["6.6", "±10%", "2.6", "26.2", "±10%", "10.5", "104.9", "±10%", "41.9"]
     assert cells == ["a", "5.00", *times, "1.00", "1.00", "1.00", "0.00"]
-    assert "batch 1 at 256x256, 512x512, 1024x1024, float32" in text and "from 512x512 up" in text
+    assert "batch 1 at 256x256, 512x512, 1024x1024, fp32" in text and "from 512x512 up" in text
     row = dataclasses.replace(powers().rows[0], time=Exponent(1.1, 1.02, 1.256))
     assert "1.10 (1.02 to 1.26)" in shown(render(dataclasses.replace(powers(), rows=[row])))
     text = shown(render(powers(growth_from=1000)))

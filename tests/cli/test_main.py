@@ -18,6 +18,7 @@ from broadsight.benchmark.bench import settings_of
 from broadsight.benchmark.request import Request
 from broadsight.cli.main import COMMANDS, main
 from broadsight.cli.parser import description, request_of
+from broadsight.inspection.precision import DTYPES
 from broadsight.layers.context_broadcast import KINDS
 from broadsight.papers import verify as verification
 from broadsight.surgery.pooling import POOLS
@@ -89,7 +90,7 @@ def test_no_arguments_and_version(run):
         ),
         ("bench x --batch many", "--batch: expected a whole number, got many; see `broadsight bench --help`"),
         ("bench x --batch", "argument --batch: expected one argument"),
-        ("bench x --dtype int3", "--dtype: expected one of 'float32', 'bfloat16', 'float16', got int3"),
+        ("bench x --precision int3", "--precision: expected some of 'auto', 'fp32', 'bf16', 'fp16', joined by"),
         ("bench x --size 12by4", "--size 12by4; expected pixels such as 224 or, height first, 224x320"),
         ("bench x --config missing.yaml", "--config missing.yaml: there is no such file; expected a YAML file"),
         ("bench x --json no/such/folder.json", "cannot write 'no/such/folder.json': there is no folder"),
@@ -207,7 +208,7 @@ def test_verify__json_is_every_check_and_only_a_miss_fails(run, monkeypatch):
 def test_bench__defaults_are_those_of_the_settings_and_it_shows_a_table_and_files(run, tmp_path):
     assert settings_of(Request(["x"])) == benchmark.Settings()
     out = run("bench", "--help")[1]
-    assert all(name in out for name in (*benchmark.RUNTIMES, *benchmark.DTYPES, *POOLS, *KINDS))
+    assert all(name in out for name in (*benchmark.RUNTIMES, *DTYPES, *POOLS, *KINDS))
     pytest.importorskip("matplotlib")
     json_file, plot_file = tmp_path / "out.json", tmp_path / "out.svg"
     files = "--json", str(json_file), "--plot", str(plot_file)

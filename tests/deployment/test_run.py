@@ -69,7 +69,7 @@ def test_export__small_differences_pass_and_those_of_weights_that_magnify_roundi
     monkeypatch.setattr(OPEN, shifted(original, 1e-6))
     assert 5e-7 < write_artefact(subject, target, ask("pt2", rounds=0)).agreement.largest < 5e-6
     monkeypatch.setattr(OPEN, shifted(original, 0.5))
-    monkeypatch.setattr("broadsight.deployment.run.rounding_of", lambda model, batches: 100.0)
+    monkeypatch.setattr("broadsight.deployment.run.rounding_of", lambda model, batches, precision: 100.0)
     found = write_artefact(subject, target, ask("pt2", rounds=0))
     assert found.agreement.relative > 1e-3 and found.agreement.rounding == 100
     strict, wanted = target.with_name("strict.pt2"), ask("pt2", tolerance=1e-4, rounds=0)

@@ -97,8 +97,8 @@ def shifted(original: Callable[..., Session], amount: float) -> property:
     """`Format.open`, but what it opens answers by this much too high."""
 
     def opened(self):
-        def session_of(path: Path, threads: int | None = None) -> Session:
-            true = original(path, threads)
+        def session_of(path: Path, threads: int | None = None, precision: str | None = None) -> Session:
+            true = original(path, threads, precision)
             return Session(true.description, lambda images: [x + np.float32(amount) for x in true(images).values()])
 
         return session_of

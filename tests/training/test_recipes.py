@@ -50,7 +50,7 @@ REFUSED = {
     "two numbers, such as 0.08,1": "scale=0.5 scale=1,2,3",
     "one of cosine, constant, step, poly": "schedule=linear",
     "one of bicubic, bilinear, nearest, random or none": "interpolation=cubic",
-    "one of fp32, bf16, fp16": "precision=fp8",
+    "one of auto, fp32, bf16, fp16": "precision=fp8",
     "1 or more": "epochs=0 batch_size=-4 repeated_aug=0",
     "more than 0": "lr=0 temperature=-1 eps=-1 image_size=0",
     "0 or more": "weight_decay=-1 warmup_lr=-1 color_jitter=-1 mixup_off_epoch=-1",

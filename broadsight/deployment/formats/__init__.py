@@ -8,6 +8,7 @@ from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from ...errors import first_line, unknown
+from ...inspection.precision import chosen
 from ..session import KEY, Description, Session
 
 FORMATS: dict[str, "Format"] = {}
@@ -27,6 +28,8 @@ class Format:
     int8_batches = False  # whether the int8 form can take any number of images at once
     int8_packages: tuple[str, ...] = ()  # what int8 needs beside `packages`
     guarded = False  # whether the file keeps what torch assumed about sizes while capturing, and refuses other images
+    precisions: tuple[str, ...] = ("fp32",)  # that it can have, fp32 first
+    chooses = False  # whether `load` takes the precision to compute in; else a file has that of its weights
     narrows = False  # whether `write` makes a program for one image of a program for any number
 
     @property
@@ -42,16 +45,32 @@ class Format:
         """What `write` wrote, in its runtime on the CPU. An error becomes one line in `open`."""
         raise NotImplementedError
 
-    def open(self, path: str | Path, threads: int | None = None) -> Session:
-        """A file of this format in its runtime, on the CPU, with so many threads; what is inside is checked first."""
+    def open(self, path: str | Path, threads: int | None = None, precision: str | None = None) -> Session:
+        """A file of this format in its runtime, on the CPU, with so many threads; what is inside is checked first. A
+        precision must be what the runtime says that it computes in; None is the file's own, whatever becomes of it."""
         try:
-            return self.load(Path(path), threads)
+            asked = {"precision": precision} if self.chooses else {}
+            session = self.load(Path(path), threads, **asked)
+            if precision not in (None, "auto", session.precision):
+                what = f"it has {session.description.precision} weights, and {self.runtime} computes in"
+                raise ValueError(f"{what} {session.precision} on this CPU, not in {precision}")
+            return session
         except OSError:
             raise
         except ValueError as error:
             raise ValueError(f"{path} cannot be opened: {str(error).splitlines()[0]}") from None
         except Exception as error:
             raise ValueError(f"{path} cannot be opened by {self.runtime}: {first_line(error)}") from None
+
+    def precision(self, asked: str, int8: bool = False) -> str:
+        """What a request for a precision means; a ValueError if the format, or on this CPU its runtime, has none."""
+        able = ("fp32",) if int8 else self.precisions
+        if asked == "auto":
+            return found if (found := chosen(asked)) in able else "fp32"
+        if asked not in able:
+            what = f"{self.runtime}{' in int8' * int8} has {' and '.join(able)} on this CPU"
+            raise ValueError(f"--precision {asked}, but {what}; give one of these, or auto")
+        return asked
 
     def owns(self, path: Path) -> bool:
         """Whether a path may be one of its artefacts, by its name."""
@@ -110,13 +129,13 @@ def of_file(path: str | Path) -> Format:
     raise ValueError(f"{path} is in no known format; expected a file ending in {known}, or the folder of a page")
 
 
-def open_artefact(path: str | Path, threads: int | None = None) -> Session:
+def open_artefact(path: str | Path, threads: int | None = None, precision: str | None = None) -> Session:
     """A file that `broadsight export` wrote, or the folder of a web page, in its own runtime on the CPU, with so many
-    threads for its operators; None leaves them to the runtime."""
+    threads for its operators; None leaves them to the runtime. A precision that it does not compute in is refused."""
     form = of_file(path)
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no {path}; `broadsight export` writes one")
-    return need(form.name).open(path, threads)
+    return need(form.name).open(path, threads, precision)
 
 
 def described(kept: Mapping[str, Any], key: str = KEY) -> Description:

@@ -33,6 +33,7 @@ class ExecuTorch(Format):
     name, files, runtime = "executorch", (".pte",), "ExecuTorch"
     packages, extra = ("executorch",), "executorch"
     batches = sizes = False
+    precisions = ("fp32", "fp16")  # XNNPACK has no bfloat16
 
     def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
         os.environ.setdefault("FLATC_LOG", "0")
@@ -74,7 +75,7 @@ class ExecuTorch(Format):
             return [one.numpy().copy() for one in method.execute([torch.from_numpy(images)])]
 
         _open.add(run)
-        return Session(description, run)
+        return Session(description, run, description.precision)
 
 
 def sealed(program: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """ONNX: one file, opset 20, run by ONNX Runtime."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class ONNX(Format):
     name, files, runtime = "onnx", (".onnx",), "ONNX Runtime"
     packages, extra = ("onnx", "onnxscript", "onnxruntime"), "export"
     int8, int8_batches = "int8", True
+    precisions = ("fp32", "fp16")  # its CPU operators have no bfloat16
 
     def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
         import onnx
@@ -38,8 +40,10 @@ class ONNX(Format):
         check_onnx(content)
         session = session_of(content, threads)
         description = described(session.get_modelmeta().custom_metadata_map)
-        outputs = list(description.outputs)
-        return Session(description, lambda images: session.run(outputs, {INPUT: images}))
+        outputs, computes = list(description.outputs), description.precision
+        if computes != "fp32" and widens(content):
+            computes = "fp32"
+        return Session(description, lambda images: session.run(outputs, {INPUT: images}), computes)
 
     def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:
         from ..int8.onnx import CalibratedONNX
@@ -62,12 +66,23 @@ def to_onnx(program: ExportedProgram, outputs: Sequence[str]) -> Any:
     return model
 
 
-def session_of(model: bytes, threads: int | None = None) -> Any:
-    """An `onnxruntime.InferenceSession` on the CPU that reports nothing but errors."""
+def widens(model: bytes) -> bool:
+    """Whether ONNX Runtime computes a half precision in float32, where it has no operators for it on this CPU."""
+    import onnx
+
+    with tempfile.TemporaryDirectory() as folder:
+        session_of(model, optimised=(path := Path(folder) / "optimised.onnx"))
+        return any(node.name.startswith("InsertedPrecisionFreeCast") for node in onnx.load(path).graph.node)
+
+
+def session_of(model: bytes, threads: int | None = None, optimised: Path | None = None) -> Any:
+    """An `onnxruntime.InferenceSession` on the CPU that reports nothing but errors, and writes its optimised graph."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from ...files import move_together
+from ...inspection.precision import DTYPES
 from ..quiet import kept_signal_stack, quiet
 from ..session import KEY, Description, Session
 from . import Format, described, register
@@ -23,6 +24,7 @@ from .openvino_kernels import choose_kernels
 MANY = 2**22  # tokens, more than any map has; twice as many are still exact in float32, in which OpenVINO divides
 LARGEST = 2**28  # bytes of the .xml file; weights are in the other one
 DECLARED = re.compile(rb"<\?xml[^>]*encoding\s*=\s*[\"'](?!utf-8[\"'])", re.IGNORECASE)
+MULTIPLYING, FLOATS = ("Convolution", "FullyConnected", "MatMul"), {"f32", "bf16", "f16"}  # of the graph that runs
 OPSETS = re.compile(r"opset\d{1,3}")
 
 
@@ -31,7 +33,14 @@ class OpenVINO(Format):
     name, files, runtime = "openvino", (".xml", ".bin"), "OpenVINO"
     packages, extra = ("openvino",), "openvino"
     int8, int8_packages = "openvino-int8", ("nncf",)
-    narrows = True
+    narrows = chooses = True
+
+    @property
+    def precisions(self) -> tuple[str, ...]:  # ty: ignore[incompatible-property-override]
+        import openvino
+
+        capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return tuple(name for name in DTYPES if name == "fp32" or name.upper() in capabilities)
 
     def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
         import openvino
@@ -46,23 +55,24 @@ class OpenVINO(Format):
             choose_kernels(model)
         save(model, description, path)
 
-    def load(self, path: Path, threads: int | None) -> Session:
-        """In float32 where it is float; some processors would compute in bfloat16 unasked."""
+    def load(self, path: Path, threads: int | None, precision: str | None = None) -> Session:
+        """In the precision asked for where it is float; some processors would compute in bfloat16 unasked."""
         import openvino
 
         check_openvino(path)
         core = openvino.Core()
         model = core.read_model(str(path))
         description = description_of(model)
-        single = for_one_image(model, description)
-        several = cache(lambda: compiled(core, model, threads).create_infer_request())  # as long again: if asked for
-        one = several() if single is None else compiled(core, single, threads).create_infer_request()
+        precision = self.precision(precision or description.precision)
+        single, how = for_one_image(model, description), (threads, precision)
+        several = cache(lambda: compiled(core, model, *how).create_infer_request())  # as long again: if asked for
+        one = several() if single is None else compiled(core, single, *how).create_infer_request()
 
         def run(images: np.ndarray) -> list[np.ndarray]:
             found = (one if len(images) == 1 else several()).infer({0: images}, share_inputs=True)
             return [np.array(found[place]) for place in range(len(description.outputs))]
 
-        return Session(description, run)
+        return Session(description, run, precision)
 
     def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:
         from ..int8.openvino import CalibratedOpenVINO
@@ -126,13 +136,21 @@ def description_of(model: Any) -> Description:
     return described({KEY: model.get_rt_info(KEY).astype(str)} if model.has_rt_info(KEY) else {})
 
 
-def compiled(core: Any, model: Any, threads: int | None) -> Any:
-    """An `openvino.Model` ready to run on the CPU."""
-    hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+def compiled(core: Any, model: Any, threads: int | None, precision: str = "fp32") -> Any:
+    """An `openvino.Model` ready to run on the CPU; a ValueError if it computes in another precision than is asked for,
+    which OpenVINO itself says nothing about."""
+    hint = precision.replace("p", "")
+    hints: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
     if threads is not None:
         hints["INFERENCE_NUM_THREADS"] = threads
     with kept_signal_stack():
-        return core.compile_model(model, "CPU", hints)
+        found = core.compile_model(model, "CPU", hints)
+    taken = found.get_property("INFERENCE_PRECISION_HINT").to_string()
+    nodes = [node.get_rt_info() for node in found.get_runtime_model().get_ops()] if precision != "fp32" else []
+    ran = {one["runtimePrecision"].astype(str) for one in nodes if one["layerType"].astype(str) in MULTIPLYING}
+    if taken != hint or (ran & FLOATS and hint not in ran):
+        raise ValueError(f"OpenVINO computes in {' and '.join(sorted(ran) or [taken])} on this CPU, not in {precision}")
+    return found
 
 
 def for_one_image(model: Any, description: Description) -> Any | None:

@@ -75,6 +75,7 @@ ARITHMETIC += (ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare)
 class PT2(Format):
     name, files, runtime = "pt2", (".pt2",), "torch.export"
     guarded = True
+    precisions = ("fp32", "bf16", "fp16")
 
     def write(self, program: ExportedProgram, description: Description, path: Path) -> None:
         """One archive, which holds no pickle and nothing about this machine."""
@@ -101,7 +102,7 @@ class PT2(Format):
             with torch.no_grad():
                 return [one.numpy() for one in listed(module(torch.from_numpy(images)))]
 
-        return Session(description, run)
+        return Session(description, run, description.precision)
 
 
 class Refused(ValueError):

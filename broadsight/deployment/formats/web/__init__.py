@@ -75,7 +75,7 @@ class Web(Format):
             said["files"] = sorted([*_below(unfinished), MANIFEST])
             (unfinished / MANIFEST).write_text(manifest_text(said), encoding="utf-8")
 
-    def open(self, path: str | Path, threads: int | None = None) -> Session:
+    def load(self, path: Path, threads: int | None) -> Session:
         """Under node in the folder's own runtime, which has one thread, or else in ONNX Runtime.
 
         Node executes what lies in the folder, so only if those are the very files that `write` puts there.
