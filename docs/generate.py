@@ -550,9 +550,10 @@ def growth_sizes(file: str) -> str:
         lines.append(f"| `{row['model']}` | {row['params'] / 1e6:.1f} M | " + " | ".join(cells) + " |")
     machine, settings = report["machine"], report["settings"]
     loads = [row["load_before"][0] for row in report["models"]]
+    load = f"{min(loads):.1f} to {max(loads):.1f}"
     note = (
-        f"Inference, batch {settings['batch']}, {precision(settings)}, {settings['threads']} thread, default allocator; "
-        f"{machine['cpu']}, {machine['cores']} cores under a load of {min(loads):.1f} to {max(loads):.1f}; "
+        f"Inference, batch {settings['batch']}, {precision(settings)}, {settings['threads']} thread, "
+        f"default allocator; {machine['cpu']}, {machine['cores']} cores under a load of {load}; "
         f"torch {machine['versions']['torch']}, timm {machine['versions']['timm']}."
     )
     return "\n".join([*lines, "", note])

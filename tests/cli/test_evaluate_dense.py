@@ -85,6 +85,24 @@ def test_eval__figures_are_those_of_pycocotools_on_the_files_and_views_are_kept(
     assert "Found in images" in page and "000000000001.png" in page and "box AP %" in shown
 
 
+def test_precision__half_finds_the_same_and_is_recorded(detector, segmenter, coco, tmp_path, done):
+    figures: dict[str, list[float]] = {}
+    for kind in ("fp32", "bf16"):
+        options = "--workers", "0", "--precision", kind, "--json", tmp_path / "record.json"
+        for run, name in ((detector, "box_ap50"), (segmenter, "miou")):
+            _, said = done("eval", run, *options)
+            record = read(tmp_path / "record.json")
+            assert record["model"]["precision"] == kind and ("computes in bf16" in said) == (kind == "bf16")
+            figures.setdefault(name, []).append(record["figures"][name])
+    assert all(single == pytest.approx(half, abs=5) for single, half in figures.values())
+    image = coco.parent / "images" / "000000000001.png"
+    for kind in ("fp32", "bf16"):
+        done("predict", detector, image, "--json", tmp_path / f"{kind}.json", "--precision", kind)
+    assert read(tmp_path / "bf16.json.settings.json")["model"]["precision"] == "bf16"
+    best = [max(read(tmp_path / f"{kind}.json"), key=lambda one: one["score"]) for kind in ("fp32", "bf16")]
+    assert best[0]["bbox"] == pytest.approx(best[1]["bbox"], abs=1) and best[0]["bbox"] != best[1]["bbox"]
+
+
 def test_segmenter__eval_of_what_it_validated_on_report_and_class_maps(segmenter, coco, tmp_path, done):
     out = tmp_path / "evaluation"
     done("eval", segmenter, "--out", out, "--workers", "0")

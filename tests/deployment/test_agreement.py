@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from broadsight.deployment import Session, compare, rounding_of
+from broadsight.deployment.agreement import allowance
 from tests.deployment.tiny import described
 from tests.refusals import refused
 
@@ -80,6 +81,16 @@ def test_rounding__is_what_single_precision_loses():
     assert rounding_of(Cancels(0.0), batches) == 0
     lost = abs(float(np.float32(np.float32(0.3) + np.float32(2**20)) - np.float32(2**20)) - float(np.float32(0.3)))
     assert lost > 0.01 and rounding_of(Cancels(2.0**20), batches) == pytest.approx(lost, rel=1e-6)
+
+
+def test_allowance__of_half_precision_is_at_least_two_steps_of_it():
+    assert [allowance(0, one) for one in ("fp32", "bf16", "fp16")] == [0, 2**-6, 2**-9]
+    assert allowance(0.02, "bf16") == pytest.approx(0.1) and allowance(0.02) == pytest.approx(0.2)
+    images = [np.full((1, 1, 1, 1), 1.01, np.float32)]
+    halved = nn.Conv2d(1, 1, 1, bias=False)  # whose one product autocast computes in bfloat16
+    nn.init.ones_(halved.weight)
+    lost = abs(float(torch.tensor(1.01).bfloat16()) / 1.01 - 1)
+    assert [rounding_of(halved, images, one) for one in ("bf16", "fp32")] == [pytest.approx(lost, rel=1e-4), 0]
 
 
 def test_within__allows_for_what_rounding_does_to_torch_itself():

@@ -52,6 +52,7 @@ def test_command_line__takes_files_where_it_can(made, capsys):
     for words, *command in (
         ("--size: .* is an exported file", "predict", file, str(made / "photos"), "--size", "64"),
         ("--pretrained: .* is an exported file", "predict", file, str(made / "photos"), "--no-pretrained"),
+        ("has fp32 weights.* not in bf16", "predict", file, str(made / "photos"), "--precision", "bf16"),
         ("give DATA", "eval", file),
         ("--suite fgsm needs gradients", "eval", file, "scenes:8", "--suite", "fgsm"),
         ("--saliency gradcam needs gradients", "eval", file, str(made / "classes"), "--suite", "salient"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import broadsight
 from broadsight.deployment import FORMATS, open_artefact
 from broadsight.deployment.run import Disagreement, check_request, check_target, write_artefact
 from broadsight.deployment.subject import of_classifier, provenance
@@ -75,6 +76,22 @@ def test_export__small_differences_pass_and_those_of_weights_that_magnify_roundi
     strict, wanted = target.with_name("strict.pt2"), ask("pt2", tolerance=1e-4, rounds=0)
     refused("nothing was written", write_artefact, subject, strict, wanted, error=Disagreement)  # who asks means it
     assert not strict.exists()
+
+
+def test_export__precision_is_written_compared_by_its_own_rounding_and_recorded(subject, target):
+    found = write_artefact(subject, target, ask("pt2", rounds=0, precision="bf16"))
+    assert (found.description.precision, found.computes_in, found.agreement.precision) == ("bf16",) * 3
+    assert 1e-3 < found.agreement.relative <= found.agreement.limit(1e-3) < 0.2 and found.agreement.same_class == 1
+    single = write_artefact(subject, target.with_name("single.pt2"), ask("pt2", rounds=0))
+    assert single.description.precision == "fp32" and found.bytes < 0.75 * single.bytes
+    said = json.loads(target.with_name("net.pt2.export.json").read_text())
+    assert (said["computes_in"], said["description"]["precision"]) == ("bf16", "bf16")
+    strict = ask("pt2", tolerance=1e-4, rounds=0, precision="bf16")
+    refused("expected at most 0.0001: nothing", write_artefact, subject, target, strict, error=Disagreement)
+    dense = replace(subject, description=replace(subject.description, task="detect"))
+    refused("--precision bf16 with --format pt2 of a dense run", write_artefact, dense, target, strict)
+    classifier = open_classifier("test_resnet", pretrained=False, precision="bf16", device="cpu")
+    refused("is open in bf16; open it in fp32", broadsight.export, classifier, error=broadsight.UsageError)
 
 
 def test_export__a_failing_writer_leaves_nothing(subject, target, monkeypatch):

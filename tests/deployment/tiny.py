@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from broadsight.data.loading import Transforms
 from broadsight.deployment import FORMATS, Description, Session, capture
 from broadsight.deployment.request import Request
+from broadsight.inspection.precision import cast
 
 
 class Tiny(nn.Module):
@@ -69,10 +70,11 @@ def needed(format: str) -> None:
 def written(format: str, folder: Path, model: nn.Module, description: Description) -> Path:
     """An artefact of a model, without a comparison; skipped where the format's packages are missing."""
     needed(format)
-    image = description.image
-    program = capture(model.eval(), description.shape, any_batch=image["any_batch"], any_size=image["any_size"])
-    path = folder / f"model{FORMATS[format].suffix}"
-    FORMATS[format].write(program, description, path)
+    image, form = description.image, FORMATS[format]
+    model = cast(model.eval(), "fp32" if form.chooses else description.precision)
+    sizes = dict(any_batch=image["any_batch"], any_size=image["any_size"])
+    path = folder / f"model{form.suffix}"
+    form.write(capture(model, description.shape, **sizes, dtype=torch.float32), description, path)
     return path
 
 

@@ -62,6 +62,18 @@ def brightest(tmp_path, monkeypatch):
     return folder
 
 
+def test_precision__of_each_model_is_recorded_and_figures_stay(data, tmp_path):
+    torch.manual_seed(0)
+    folder, _ = leave_run(tmp_path / "run", num_classes=3)
+    name_classes(folder, CLASSES)
+    asked, said = Request(str(folder), str(data), workers=0, threads=1), []
+    single, half = (evaluate(one, tell=said.append) for one in (asked, replace(asked, precision="bf16")))
+    assert 0 < abs(half.figures["loss"] / single.figures["loss"] - 1) < 0.05
+    record = record_of(half)
+    assert record["model"]["precision"] == "bf16" and record["asked"]["precision"] == "bf16"
+    assert ["precision", "bf16"] in record["facts"][0]["rows"] and "computes in bf16" in str(said)
+
+
 def test_figures_and_record__by_hand(brightest, data, tmp_path):
     done = []
     asked = Request(str(brightest), str(data), workers=0, batch=4, threads=1, command="broadsight eval ...")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+import broadsight
 from broadsight.cli.main import main
 from broadsight.data.names import csv_text
 from broadsight.data.sources.unlabelled import Unlabelled, find_images
@@ -306,3 +307,20 @@ def test_command__interrupted(ask, images, monkeypatch):
     monkeypatch.setattr(CsvWriter, "write", Mock(side_effect=KeyboardInterrupt))
     assert ask("0.png", "1.png", "--csv", "all.csv") == (130, "", "broadsight: interrupted\n")
     assert sorted(os.listdir()) == sorted(images)
+
+
+def test_predict__in_half_precision_says_so_and_agrees(run, images, capsys, monkeypatch):
+    for kind in ("fp32", "bf16"):
+        assert main(["predict", str(run), *images[:3], "--precision", kind, "--json", f"{kind}.json"]) == 0
+    assert "computes in bf16" in capsys.readouterr().err
+    assert json.loads(Path("bf16.json.settings.json").read_text())["model"]["precision"] == "bf16"
+    pairs = zip(*(json.loads(Path(f"{kind}.json").read_text()) for kind in ("fp32", "bf16")), strict=True)
+    for single, half in ((one["predictions"], other["predictions"]) for one, other in pairs):
+        assert single[0]["class"] == half[0]["class"] and single != half
+        assert single[0]["probability"] == pytest.approx(half[0]["probability"], abs=0.1)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    assert main(["predict", str(run), images[0], "--precision", "auto"]) == 0
+    assert "computes in fp32 (auto)" in capsys.readouterr().err
+    already = open_classifier(run, device="cpu", precision="bf16")
+    assert already.precision == "bf16" and already.logits(torch.zeros(1, 3, 32, 32)).dtype == torch.float32
+    refused("is open already; give precision", broadsight.predict, already, images[0], precision="fp16")

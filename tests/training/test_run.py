@@ -115,7 +115,7 @@ def test_accumulation__is_one_batch(data, pool):
     assert [len(work.next_batch().labels) for _ in range(work.accumulate)] == [2, 2, 2, 2]
 
 
-def test_precision(data, tmp_path):
+def test_precision(data, tmp_path, monkeypatch):
     prepared = ready(ask(data, changes=dict(precision="bf16")))
     kinds = []
     prepared.engine.plain.fc.register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
@@ -134,6 +134,17 @@ def test_precision(data, tmp_path):
     assert not (tmp_path / "half").exists()
     train(ask(data, recipe="deit-300", out=str(tmp_path / "half")))
     assert config(tmp_path / "half")["broadsight"]["recipe"]["precision"] == "fp32"
+    # what auto is, is decided once, printed, and kept
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    done = train(ask(data, precision="auto", device="cpu", out=str(tmp_path / "auto")))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    train(ask(data, precision="auto", device="cpu", out=str(tmp_path / "auto"), resume=True))
+    stored = config(tmp_path / "auto")["broadsight"]
+    assert (stored["recipe"]["precision"], stored["settings"]["changes"]["precision"]) == ("bf16", "auto")
+    assert "computes in bf16 (auto)" in done.notes
+    single = train(ask(data, precision="auto", device="cpu", out=str(tmp_path / "single")))
+    assert "computes in fp32 (auto)" in single.notes and "fp32" in str(config(tmp_path / "single")["broadsight"])
+    assert "precision given twice" in refusal(lambda: ask(data, precision="bf16", changes=dict(precision="fp32")))
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """Every format: what is written is read in its own runtime, says what it is, and computes the same."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from broadsight.benchmark.settings import RUNTIMES
-from broadsight.deployment import FORMATS, Session, compare, need, open_artefact
+from broadsight.deployment import FORMATS, Description, Session, compare, need, open_artefact
 from broadsight.deployment.formats import Format, of_file, register, runtimes
+from broadsight.inspection.precision import DTYPES
 from tests.deployment.tiny import Pair, Tiny, described, needed, noise, reference, written
 from tests.refusals import refused
 
@@ -31,6 +35,37 @@ def test_write_and_open__any_size_and_two_outputs(name, tmp_path):
     found = compare(session, reference(model), [noise(2, 3, 64, 64), noise(1, 3, 75, 130)])
     assert found.within(1e-5) and found.same_class is None
     assert session(noise(1, 3, 90, 66))["maps"].shape == (1, 8, 45, 33)
+
+
+HALF = [("pt2", "bf16"), ("pt2", "fp16"), ("onnx", "fp16"), ("executorch", "fp16"), ("openvino", "bf16")]
+
+
+@pytest.mark.parametrize(("name", "precision"), HALF)
+def test_precision__files_are_in_it_and_sessions_say_what_they_compute_in(name, precision, tmp_path):
+    needed(name)
+    form = FORMATS[name]
+    if precision not in form.precisions:
+        pytest.skip(f"{form.runtime} has no {precision} on this CPU")
+    path = written(name, tmp_path, Tiny(), described(32, any_batch=form.batches, precision=precision))
+    session = open_artefact(path, 1)
+    assert session.description.precision == precision and session.precision in ("fp32", precision)
+    found = compare(session, reference(Tiny().eval()), [noise(1, 3, 32, 32), noise(3, 3, 32, 32)])
+    assert found.relative > 1e-6 and replace(found, precision=precision).within(1e-3) and not found.within(1e-6)
+    if session.precision == precision:  # in which it is opened with or without being asked for it
+        assert [open_artefact(path, 1, one).precision for one in (precision, "auto")] == [precision] * 2
+    for wrong in {*DTYPES} - {session.precision} if not form.chooses else ():
+        refused(f"computes in {session.precision} on this CPU, not in {wrong}", open_artefact, path, 1, wrong)
+
+
+def test_precision__what_is_meant_and_what_a_format_has_not(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert [FORMATS[name].precision("auto") for name in ("pt2", "onnx", "executorch")] == ["bf16", "fp32", "fp32"]
+    assert FORMATS["onnx"].precision("auto", int8=True) == "fp32"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    assert FORMATS["pt2"].precision("auto") == "fp32" and FORMATS["pt2"].precision("bf16") == "bf16"
+    refused("--precision bf16, but ONNX Runtime has fp32 and fp16 on this CPU", FORMATS["onnx"].precision, "bf16")
+    refused("ONNX Runtime in int8 has fp32 on this CPU", FORMATS["onnx"].precision, "fp16", int8=True)
+    refused(r"damaged \(TypeError: the precision fp8\)", Description.from_json, described(precision="fp8").to_json())
 
 
 @pytest.mark.parametrize("name", SINGLE)

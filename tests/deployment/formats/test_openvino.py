@@ -90,6 +90,17 @@ def test_choose_kernels__the_same_numbers_by_convolutions(any_batch):
     np.testing.assert_allclose(run(images)[0], model(torch.from_numpy(images)).detach(), atol=1e-5)
 
 
+def test_precision__a_silent_fallback_is_refused(tmp_path, monkeypatch):
+    path, kind = written("openvino", tmp_path, Tiny(), described()), type(FORMATS["openvino"])
+    assert open_artefact(path, 1).precision == "fp32"
+    lacking = [one for one in ("bf16", "fp16") if one not in FORMATS["openvino"].precisions]
+    for one in lacking:
+        refused(f"--precision {one}, but OpenVINO has fp32", open_artefact, path, 1, one)
+    monkeypatch.setattr(kind, "precisions", ("fp32", "bf16", "fp16"))  # as if the plug-in promised what it does not do
+    for one in lacking:
+        refused(rf"OpenVINO computes in b?f\d+ on this CPU, not in {one}", open_artefact, path, 1, one)
+
+
 def test_write__sampling_at_offsets_for_any_size(tmp_path):
     model = randomize(BilinearPatchEmbed(3, 8)).eval()
     description = described(64, any_size=True, outputs=("maps",), task="segment")
