@@ -290,6 +290,11 @@ class Computing(Options):
     threads: int | None = option(None, "threads of torch's operators", least=1, most=MOST)
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute")
 
+    @property
+    def used_threads(self) -> int:
+        """As many as are asked for, or else as the environment says, or as there are cores."""
+        return self.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Computing):

@@ -1,7 +1,6 @@
 """Runs a measure over models that all see the same images, a batch at a time; and fronts of accuracy over cost."""
 
 import inspect
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,7 +100,7 @@ def analyze_models(request: Request, measure: Measure, progress: Progress) -> An
     seconds: dict[str, float] = {}
     skipped: dict[str, str] = {}
     notes: list[str] = []
-    with fixed_threads(threads := _threads(request)):
+    with fixed_threads(threads := request.used_threads):
         subjects = open_subjects(request)
         for subject in subjects:
             check_suits(measure, subject.model, subject.source, dense=subject.dense is not None)
@@ -116,7 +115,7 @@ def analyze_models(request: Request, measure: Measure, progress: Progress) -> An
             start = time.monotonic()
             images = Batches(subject, source, labels=labels, strict=request.strict, skipped=skipped, **loading)
             try:
-                results[subject.label] = _measured(measure, images, measure.of_run(settings), seen)
+                results[subject.label] = _measured(measure, images, taken(measure.run, settings), seen)
             except KeyboardInterrupt:
                 if not results:
                     raise
@@ -145,10 +144,6 @@ def _measured(measure: Measure, images: Batches, settings: Mapping[str, Any], se
         needs = f"{measure.name} needs {measure.least} or more; unreadable: {some(list(images.skipped))}"
         raise ValueError(f"{left} of {len(source)} images can be read, {needs}")
     return result
-
-
-def _threads(request: Request) -> int:
-    return request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
 
 
 def _loading(request: Request, measure: Measure, source: Source) -> dict[str, int]:
@@ -184,7 +179,7 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
     read = [one for one, path in named.items() if path.is_file() or (path / "evaluation.json").is_file()]
     skipped: dict[str, str] = {}
     found = Found((), "", (), dict(kind="files", data=", ".join([*read, *tables])))  # ty: ignore[invalid-argument-type]
-    with fixed_threads(threads := _threads(request)):
+    with fixed_threads(threads := request.used_threads):
         subjects = open_subjects(replace(request, models=tuple(one for one in request.models if one not in read)))
         classifiers = [_classifier(subject) for subject in subjects]
         accuracies: dict[str, float] = {}
@@ -218,7 +213,7 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
                 known += read_points(subject.source, axis, about | dict(title=label, conditions=timed))
         return known + paper_points(published, axis) + competitor_points(tables.values(), axis)
 
-    results = measure.run(points, **measure.of_run(settings))
+    results = measure.run(points, **taken(measure.run, settings))
     found = _noted(found, skipped, subjects, measure.notes(results))
     how["seconds"] = time.monotonic() - started
     return Analysis(request, measure, tuple(subjects), results, {}, settings, found, skipped, how)

@@ -14,6 +14,7 @@ from ..evaluation.run import times_in_turns
 from ..prediction.dense import finder, in_words
 from ..runs.classifier import Classifier
 from ..visual import html
+from ..visual.metrics import TASKS
 from ..visual.objects import draw_objects, draw_semantic
 from ..visual.plots import PALETTE
 from .candidates import Candidate
@@ -22,8 +23,6 @@ TOP = 5
 ROUNDS, SECONDS = 7, 2.0  # timed passes of each model; fewer if all together would take longer
 THRESHOLD = 0.5
 ROWS = 20  # objects that a table lists
-TASKS = {"classify": "classification", "detect": "detection", "instances": "instance segmentation"}
-TASKS |= {"segment": "semantic segmentation", "keypoints": "keypoints"}
 OBJECTS, SHARES = ("class", "score", "x, y", "size"), ("class", "share of the image")
 
 

@@ -1,10 +1,10 @@
 """The page: an image on the left, three tabs on the right. Colours and fonts are the report's; nothing is fetched."""
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import yaml
 
 from ..report.colours import DARK, LIGHT, TEXT, mix, readable
 from ..visual import html
@@ -23,18 +23,7 @@ GALLERY: dict[str, Any] = dict(columns=5, rows=2, height="auto", object_fit="cov
 GALLERY |= dict(allow_preview=False, interactive=False, buttons=[], label="Samples", show_label=False)
 INPUT: dict[str, Any] = dict(label="Image", sources=["upload", "clipboard"], format="png", height=320, buttons=[])
 INPUT |= dict(elem_id="image", alt_text="The image that the models are asked about")
-# Shares of white or black in the shades that Gradio wants, light to dark; 500 is the colour itself.
-SHADES = {"50": -0.94, "100": -0.86, "200": -0.7, "300": -0.5, "400": -0.25, "500": 0.0, "600": 0.12, "700": 0.28}
-SHADES |= {"800": 0.42, "900": 0.56, "950": 0.7}
-# Gradio's names of colours, by their names in the report's themes
-COLOURS = {
-    "page": ["body_background_fill"],
-    "ink": ["body_text_color", "block_title_text_color"],
-    "muted": ["body_text_color_subdued", "block_info_text_color", "block_label_text_color"],
-    "surface": ["background_fill_primary", "block_background_fill", "block_label_background_fill"],
-    "sunken": ["background_fill_secondary"],
-    "edge": ["border_color_primary"],
-}
+THEME: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("theme.yaml").read_text("utf-8"))
 
 
 def build(candidates: Candidates, folder: Path, megabytes: float) -> gr.Blocks:
@@ -108,11 +97,11 @@ def add_predict_tab(page: Page, blocks: gr.Blocks) -> None:
 
 def look_of_page() -> dict[str, Any]:
     """Theme and style, as `launch` takes them; the theme, light and dark, has the contrast of the report's colours."""
-    shades = {f"c{key}": mix(PALETTE[0], "#ffffff" if s < 0 else "#000000", abs(s)) for key, s in SHADES.items()}
-    blue = gr.themes.Color(name="blue", **shades)
+    shades = {f"c{key}": ("#ffffff" if s < 0 else "#000000", abs(s)) for key, s in THEME["shades"].items()}
+    blue = gr.themes.Color(name="blue", **{key: mix(PALETTE[0], *shade) for key, shade in shades.items()})
     values = dict(input_border_width="1px")
     for look, suffix in ((LIGHT, ""), (DARK, "_dark")):
-        chosen = {name: getattr(look, colour) for colour, names in COLOURS.items() for name in names}
+        chosen = {name: getattr(look, colour) for colour, names in THEME["colours"].items() for name in names}
         chosen |= dict(
             button_primary_background_fill=PALETTE[0],
             button_primary_background_fill_hover=mix(PALETTE[0], *(("#ffffff", 0.12) if suffix else ("#000000", 0.15))),
@@ -124,8 +113,6 @@ def look_of_page() -> dict[str, Any]:
         )
         values |= {name + suffix: value for name, value in chosen.items()}
     hues: dict[str, Any] = dict(primary_hue=blue, secondary_hue=blue, neutral_hue=gr.themes.colors.slate)
-    hues["font"] = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif"]
-    hues["font_mono"] = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
-    theme = gr.themes.Base(**hues, radius_size=gr.themes.sizes.radius_md)
-    style = (files("broadsight.app") / "style.css").read_text(encoding="utf-8")
+    theme = gr.themes.Base(**hues, **THEME["fonts"], radius_size=gr.themes.sizes.radius_md)
+    style = Path(__file__).with_name("style.css").read_text("utf-8")
     return dict(theme=theme.set(**values), css=style, head=html.render("app/head"))

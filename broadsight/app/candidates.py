@@ -17,7 +17,7 @@ from ..data.normalising import Normalise
 from ..data.scenes import CLASSES
 from ..errors import first_line
 from ..inspection.macs import executed_macs
-from ..runs.classifier import Classifier, open_classifier
+from ..runs.classifier import Classifier, chosen_device, open_classifier
 from ..runs.dense_model import DenseModel
 from ..runs.opening import is_dense, open_run
 from ..surgery.pooling import swap_pool
@@ -99,8 +99,7 @@ def open_candidates(
     runs: Path = Path("runs"),
 ) -> Candidates:
     """Open run folders and timm names, as `open_classifier` does, or else the newest runs, or an untrained model."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda, but torch finds no CUDA device here; use cpu or auto")
+    chosen_device(device)  # refused before runs are opened, which might be left out for it
     options: dict[str, Any] = dict(size=size, device=device)
     if sources:
         timm_names = [source for source in sources if not Path(source).is_dir()]
@@ -133,11 +132,11 @@ def newest_runs(folder: Path) -> list[Path]:
 def untrained(device: str = "auto", size: int | None = None) -> Candidate:
     """The model that `broadsight train` would train on the scenes, before training."""
     entry = recipes.find("scenes")
-    place = torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
     options: dict[str, Any] = dict(num_classes=len(CLASSES), **entry.model_args, **entry.pool_args)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = swap_pool(str(entry.model), str(entry.pool), **options)
+    place = chosen_device(device)
     model.to(place).eval().requires_grad_(False)
     transforms = Transforms(size or entry.recipe.image_size or 96, crop_pct=1.0)
     normalise = Normalise(transforms.mean, transforms.std, place)

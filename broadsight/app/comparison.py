@@ -19,9 +19,9 @@ from ..prediction.dense import finder
 from ..report.charts import axis
 from ..training.run_folder import RunFolder
 from ..visual import html
-from ..visual.metrics import GOALS, label
+from ..visual.metrics import GOALS, TASKS, label
 from ..visual.words import milliseconds
-from .answers import TASKS, answer, colour_of
+from .answers import answer, colour_of
 from .candidates import Candidate
 from .gate import without_paths
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from ..explanation.inside import kinds_of, look_inside
-from ..explanation.maps.map import Look
+from ..explanation.maps.map import KNOWN, Look
 from ..explanation.overlay import colour_bar, is_flat
 from ..explanation.sheet import overview_sheet
 from ..runs.classifier import Classifier
@@ -16,9 +16,7 @@ from ..visual import html
 from .answers import data_uri, image_of, top_classes
 from .candidates import Candidate
 
-KINDS = {"gradcam": "Grad-CAM", "attention": "Attention", "map-tokens": "MAP tokens", "super-tokens": "Super tokens"}
-KINDS |= {"abstract-tokens": "Abstract tokens", "fusion": "Fusion", "foreground": "Foreground", "c-mhsa": "C-MHSA"}
-KINDS["query"] = "Attention of a place"
+KINDS = {kind: about["choice"] for kind, about in KNOWN.items()}
 LIKELY = "the most probable class"
 SIDE = 640  # pixels of the shown image
 MIDDLE = (0.5, 0.5)

@@ -12,7 +12,7 @@ import yaml
 
 from ..models import FAMILIES
 from ..papers.verify import SOURCES, printed_of_models
-from ..visual.plots import PALETTE, new_figure, save
+from ..visual.plots import PALETTE, new_panels, save
 from .candidates import name_and_size
 from .report import headline, is_int8
 from .run import Report, Row
@@ -97,7 +97,7 @@ def plot(reports: Sequence[Report], path: str | Path) -> None:
     if any(point.row.runtime != "eager" for point in best):
         shown["the fastest runtime of each"] = best
     shown = {title: found for title, found in shown.items() if found}
-    figure, panels = new_figure(path, 11, 7.2 * len(shown) + 0.8, rows=len(shown))
+    figure, panels = new_panels(path, 11, 7.2 * len(shown) + 0.8, rows=len(shown))
     ours, others = (
         sorted({one.family for found in shown.values() for one in found if one.published.ours == own})
         for own in (True, False)

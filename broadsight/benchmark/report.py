@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..dense.counting import BOXES, REGIONS
 from ..deployment.formats import runtimes
-from ..visual.plots import PALETTE, new_figure, save
+from ..visual.plots import PALETTE, new_panels, save
 from ..visual.terminal import number
 from .candidates import how, spelled
 from .run import Report, Row, Summary
@@ -90,7 +90,7 @@ def table_of(title: str, caption: str, numbers: Sequence[str], lines: Sequence[t
 def plot(report: Report, path: str | Path) -> None:
     """Draw latency and throughput as bars with quartile whiskers into a png, svg or pdf file."""
     settings, rows = report.settings, report.rows
-    figure, panels = new_figure(path, 11, 1.8 + 0.42 * len(rows), columns=2, sharey=True)
+    figure, panels = new_panels(path, 11, 1.8 + 0.42 * len(rows), columns=2, sharey=True)
     from matplotlib.patches import Patch
 
     colours = {runtime: PALETTE[i % len(PALETTE)] for i, runtime in enumerate(dict.fromkeys(map(how, rows)))}

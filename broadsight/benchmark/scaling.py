@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..visual.plots import PALETTE, new_figure, save
+from ..visual.plots import PALETTE, new_panels, save
 from ..visual.terminal import number
 from .candidates import Settings, how
 from .report import caption, headline, plus_minus, table_of
@@ -124,7 +124,7 @@ def render(growth: Growth) -> Table:
 
 def plot(growth: Growth, path: str | Path) -> None:
     """Draw time and peak memory over pixels, both axes logarithmic, the exponents in the legends."""
-    figure, panels = new_figure(path, 12, 5 + 0.1 * len(growth.rows), columns=2)
+    figure, panels = new_panels(path, 12, 5 + 0.1 * len(growth.rows), columns=2)
     reports = sorted(growth.reports, key=lambda report: math.prod(report.settings.size))
     pixels = [math.prod(report.settings.size) for report in reports]
     ticks: dict[int, str] = {}

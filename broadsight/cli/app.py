@@ -1,6 +1,5 @@
 """The command that serves a local web page: app."""
 
-import os
 import sys
 import webbrowser
 from pathlib import Path
@@ -27,7 +26,7 @@ def app(request: Request) -> int:
 
     from ..app.candidates import open_candidates
 
-    torch.set_num_threads(request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1)
+    torch.set_num_threads(request.used_threads)
     given: dict[str, Any] = dict(checkpoint=request.checkpoint, pretrained=request.pretrained, device=request.device)
     candidates = open_candidates(request.runs, **given, model_args=request.model_args, size=request.size)
     for one in candidates.notes:

@@ -1,6 +1,5 @@
 """Asks classifiers about images, as they are and under harder conditions, and works out the figures."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -94,10 +93,9 @@ def evaluate(
 def evaluate_classifiers(request: Request, progress: Progress, tell: Tell) -> Evaluation:
     """Ask classifiers alone; `evaluate` says what the arguments are."""
     started = time.monotonic()
-    threads = request.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
     workers = default_workers() if request.workers is None else request.workers
     batch, choices, suites = request.batch or BATCH, choices_of(request), suites_of(request)
-    with fixed_threads(threads):
+    with fixed_threads(threads := request.used_threads):
         classifiers = open_classifiers(request)
         for one in classifiers:
             if said := remark(request.precision, one):

@@ -22,7 +22,7 @@ from ..data.sources import Source
 from ..data.view import View
 from ..deployment.exported import refuse_without_gradients
 from ..errors import did_you_mean, first_line
-from ..explanation.gradcam import GradCam as GradCam
+from ..explanation.maps.gradcam import GradCam as GradCam
 from ..inspection.attention import watch_attention
 from ..inspection.attention_rows import Rows
 from ..inspection.meta_pass import as_pair, in_eval_mode

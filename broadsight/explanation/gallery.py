@@ -18,9 +18,9 @@ from ..runs.images import shown_images
 from ..runs.opening import RANDOM, is_dense, origin_of, with_weights
 from ..training.run_folder import WEIGHTS, RunFolder
 from .inside import kinds_of
+from .maps.map import KNOWN
 from .request import GalleryRequest
 from .run import UNTRAINED, Progress, Tell, Wanted, check_kinds, explain_images, record_of
-from .sheet import HEADINGS
 
 RECORD = "gallery.json"
 
@@ -121,7 +121,7 @@ def _page(record: Mapping[str, Any], folder: str) -> str:
     lines += ["", "| model | parameters | weights | there is to see |", "|---|---|---|---|"]
     for one in models:
         anchor = re.sub(r"[^\w -]", "", one["name"].lower()).replace(" ", "-")
-        shown = ", ".join(HEADINGS.get(kind, (kind,))[0] for kind in one["has"])
+        shown = ", ".join(KNOWN[kind]["name"] for kind in one["has"])
         costs = f"{one['model']['parameters'] / 1e6:.2f} M | {markdown(one['model']['weights'])}"
         lines.append(f"| [{markdown(one['name'])}](#{address(anchor)}) | {costs} | {shown} |")
     lines += ["", f"Images: {markdown(record['data'])}. Made by", "", *markdown_block(record["command"])]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from ..inspection.meta_pass import in_eval_mode
-from ..inspection.passing import check_model, moved
+from ..inspection.passing import moved
 from ..inspection.watch import eager, uncompiled
 from .maps.attention import AttentionLooks, LocalAttentionLooks
 from .maps.gradcam import gradcam_looks
-from .maps.map import Collector, Look
+from .maps.map import KNOWN, Collector, Look
 from .maps.query import QueryLooks
 from .maps.tokens import AbstractTokenLooks, ForegroundLooks, FusionLooks, PoolLooks, SuperTokenLooks
 
@@ -21,26 +21,12 @@ COLLECTORS: dict[str, type[Collector]] = {one.kind: one for one in (AttentionLoo
 QUERY = QueryLooks.kind  # is about places that are asked for
 KINDS = (GRADCAM, *COLLECTORS)  # in the order in which they are shown
 
-# Models that have a kind, for errors.
-WHERE = {
-    "gradcam": "any classifier, such as resnet50 or mat_2",
-    "attention": "vision transformers and hybrids, such as vit_small_patch16_224 or swin_tiny_patch4_window7_224",
-    "query": "models with attention among places, such as vit_small_patch16_224 or mat_1; tokens of a pool have none",
-    "map-tokens": "map_resnet50 and the other map_* models, or any model after broadsight.swap_pool",
-    "super-tokens": "stvit_small, stvit_base and stvit_large",
-    "abstract-tokens": "mat_1 to mat_5",
-    "fusion": "mat_1 to mat_5",
-    "foreground": "partialformer_b0 to partialformer_b4",
-    "c-mhsa": "emsnet_xxtiny, emsnet_xtiny and emsnet_tiny",
-}
-
 
 def kinds_of(model: nn.Module, query: bool = False) -> tuple[str, ...]:
     """The kinds of looks that a model has, without running it, in the order in which `look_inside` gives them.
 
     With `query` those too that are about chosen places.
     """
-    check_model(model)
     inner = uncompiled(model)
     own = [GRADCAM] if getattr(inner, "num_classes", None) != 0 else []
     found = [kind for kind, collector in COLLECTORS.items() if collector.suits(inner)]
@@ -63,7 +49,6 @@ def look_inside(
         target: Number of the class that Grad-CAM explains; the predicted one if None.
         query: Places (x, y) in pixels of the image, from its top left, whose attention the kind query shows.
     """
-    check_model(model)
     inner = uncompiled(model)
     wanted = _checked(inner, kinds, len(query) > 0)
     if not isinstance(image, Tensor):
@@ -130,7 +115,7 @@ def _checked(model: nn.Module, kinds: str | Iterable[str] | None, query: bool) -
         if kind not in KINDS:
             raise ValueError(f"kind {kind!r} is not known; choose among {', '.join(KINDS)}")
         if kind not in there:
-            raise ValueError(f"{name} has no {kind} to look at; it has {has}; {kind}: {WHERE[kind]}")
+            raise ValueError(f"{name} has no {kind} to look at; it has {has}; {kind}: {KNOWN[kind]['where']}")
     if not kinds:
         raise ValueError(f"no kind was asked for; {name} has {has}")
     return kinds

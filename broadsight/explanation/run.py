@@ -26,9 +26,9 @@ from ..provenance import header
 from ..runs.classifier import Classifier
 from ..runs.images import shown_images
 from ..runs.opening import RANDOM, facts_of, is_dense, name_of, open_asked, origin_of, task_of
-from .inside import KINDS, WHERE, kinds_of, look_inside
+from .inside import KINDS, kinds_of, look_inside
 from .maps.gradcam import gradcam_looks
-from .maps.map import Look
+from .maps.map import KNOWN, Look
 from .overlay import overlay
 from .request import GRADCAM, QUERY, Request
 from .sheet import overview_sheet
@@ -226,7 +226,7 @@ def check_kinds(classifier: Classifier, kinds: Sequence[str]) -> None:
         if kind not in KINDS:
             raise unknown("kind", kind, KINDS)
         if kind not in has:
-            raise ValueError(f"{classifier.title} has no {kind}, only {', '.join(has)}; {kind}: {WHERE[kind]}")
+            raise ValueError(f"{classifier.title} has no {kind}, only {', '.join(has)}; {kind}: {KNOWN[kind]['where']}")
 
 
 def class_index(classifier: Classifier, wanted: str) -> int:

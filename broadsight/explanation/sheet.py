@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from ..visual.colours import Colour, colour
 from ..visual.lettering import EDGE, MUTED, PAPER, TEXT, fitting
-from .maps.map import Look
+from .maps.map import KNOWN, Look
 from .overlay import colour_bar, is_flat, overlay
 
 COLUMNS, ROWS = 8, 4  # the most that a kind takes
@@ -18,19 +18,6 @@ WIDTH = 2 * MARGIN + COLUMNS * TILE + (COLUMNS - 1) * GAP
 TITLE, HEADING, WORDS, SMALL = 26, 19, 15, 12  # sizes of letters
 ANSWERS = 5
 WARNING = (140, 58, 0)  # text on white, in the orange of the palette but dark enough to be read
-
-# Name of each kind, and what it shows. Other kinds have their own names.
-HEADINGS = {
-    "gradcam": ("Grad-CAM", "where the features are that speak for the class"),
-    "attention": ("Attention", "how much attention each place gets"),
-    "query": ("Attention of places", "where the place of the cross looks"),
-    "map-tokens": ("Multi-token pooling", "where each token of each group looks"),
-    "super-tokens": ("Super tokens", "which pixels belong to which super token"),
-    "abstract-tokens": ("Abstract tokens", "where the abstract token of each window looks"),
-    "fusion": ("Fusion", "which windows each pixel takes its context from"),
-    "foreground": ("Foreground", "which places attend to each other; the rest are background"),
-    "c-mhsa": ("C-MHSA", "attention inside of windows of convolved cells"),
-}
 
 
 class Row(NamedTuple):
@@ -173,7 +160,7 @@ def _bars(part: Image.Image, left: int, top: int, answers: Sequence[tuple[str, f
 
 
 def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Image:
-    name, about = HEADINGS.get(kind, (kind, ""))
+    known = KNOWN.get(kind, dict(name=kind, about=""))
     rows = arranged(looks)
     small = _fitted(image, TILE)
     head, line, caption = round(2.6 * HEADING), round(1.9 * SMALL), round(1.7 * SMALL)
@@ -187,10 +174,10 @@ def _section(image: Image.Image, kind: str, looks: Sequence[Look]) -> Image.Imag
     part = Image.new("RGB", (WIDTH, head + sum(heights)), PAPER)
     pen = ImageDraw.Draw(part)
     pen.line((MARGIN, GAP, WIDTH - MARGIN, GAP), fill=EDGE, width=1)
-    end = _write(part, (MARGIN, round(1.9 * HEADING)), name, HEADING, 400, TEXT)
+    end = _write(part, (MARGIN, round(1.9 * HEADING)), known["name"], HEADING, 400, TEXT)
     count = len({look.depth for look in looks})
-    depth = f"  {count} layers, the first at the left" if count > 1 and not titled else ""
-    _write(part, (end + 14, round(1.9 * HEADING)), about + (";" + depth if depth else ""), WORDS, WIDTH - end, MUTED)
+    depth = f";  {count} layers, the first at the left" if count > 1 and not titled else ""
+    _write(part, (end + 14, round(1.9 * HEADING)), known["about"] + depth, WORDS, WIDTH - end, MUTED)
     top = head
     for row, text, height in zip(rows, words, heights, strict=True):
         _write(part, (MARGIN, top + SMALL), text, SMALL, WIDTH - 2 * MARGIN, TEXT)

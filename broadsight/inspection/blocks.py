@@ -18,7 +18,7 @@ from .branch_structure import affine_layers
 from .layout import MOST_PREFIX_TOKENS, Layout, layouts_of, path_of, prefix_tokens
 from .map_places import Place, tensors_in
 from .meta_pass import in_eval_mode
-from .passing import Images, check_model, moved, peek
+from .passing import Images, moved, peek
 from .watch import Call, FunctionWatch, eager, hooked, uncompiled
 
 SUMS, JOINS = ("add", "add_", "addcmul", "addcmul_"), ("cat", "concat")
@@ -77,7 +77,6 @@ def find_layers(model: nn.Module, images: Images, layers: str | Sequence[str]) -
 
     Several are a sequence, or separated by commas.
     """
-    check_model(model)
     patterns = [one.strip() for one in (layers.split(",") if isinstance(layers, str) else layers)]
     inner = uncompiled(model)
     names = {name for name, _ in inner.named_modules() if any(fnmatchcase(name, one) for one in patterns)}
@@ -128,7 +127,6 @@ class _Watched(FunctionWatch):
     """One pass of two equal images, and what it shows of the modules, by their paths."""
 
     def __init__(self, model: nn.Module, images: Images):
-        check_model(model)
         self.model, image = uncompiled(model), peek(images)[0]
         super().__init__({module: name for name, module in self.model.named_modules()})
         self.size = image.shape[-2], image.shape[-1]

@@ -174,7 +174,8 @@ class _Watched:
         count, windowed, class_token = x.numel() // x.shape[axis] // self.batch, len(x) != self.batch, False
         arguments = ((holder, i, y) for holder in around for i, y in enumerate(self.calls[holder].arguments))
         whole = ((holder, i) for holder, i, y in arguments if y is not None and y.ndim and len(y) == self.batch)
-        masked = next((holder for holder in around if _takes_mask(holder)), None) if self.text else None
+        taking = (holder for holder in around if "attention_mask" in inspect.signature(holder.forward).parameters)
+        masked = next(taking, None) if self.text else None
         if x.ndim == 3 and axis == 2 and not windowed and not self.text:
             prefix, has_class = prefix_tokens(around)
             found = layouts_of((self.batch, count, x.shape[2]), self.size, prefixes=(prefix or 0, 0))
@@ -201,10 +202,6 @@ def _watch(model: nn.Module, possible: Sequence[Candidate], size: int | Sequence
     why = f"images of {size[0]}x{size[1]} ({first_line(faults[0])})"
     hint = "pass the image_size that it was built for"
     raise ValueError(f"{type(model).__name__} does not run on {why}; {hint}") from faults[0]
-
-
-def _takes_mask(module: nn.Module) -> bool:
-    return "attention_mask" in inspect.signature(module.forward).parameters
 
 
 def _inside_sequences(tokens: Tokens) -> Tokens:

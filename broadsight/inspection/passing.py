@@ -20,10 +20,12 @@ def pass_images(
     batch_size: int = 8,
     seen: Seen | None = None,
     see: Callable[[Any, Any], None] | None = None,
+    run: Callable[[Tensor], Any] | None = None,
 ) -> int:
     """Run a model in eval mode, without gradients, on all images; returns how many there were.
 
-    After every pass `see` is called with the output and the rest of the tuple that the images came in.
+    After every pass `see` is called with the output and the rest of the tuple that the images came in; `run`
+    stands for the model's own forward.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
@@ -32,7 +34,7 @@ def pass_images(
         for batch, rest in batches(images):
             for start in range(0, len(batch), batch_size):
                 part = batch[start : start + batch_size]
-                output = model(moved(part, model))
+                output = (run or model)(moved(part, model))
                 if see is not None:
                     see(output, tuple(x[start : start + batch_size] for x in rest))
                 passed += len(part)

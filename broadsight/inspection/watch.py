@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from .passing import check_model
+
 
 @dataclass(eq=False)
 class Call:
@@ -66,7 +68,8 @@ class FunctionWatch(TorchFunctionMode):
 
 
 def uncompiled(model: nn.Module) -> Any:
-    """The model itself, without the compiler that may wrap it; to be run under `eager`."""
+    """The model itself, without the compiler that may wrap it, to be run under `eager`; a ValueError if it is none."""
+    check_model(model)
     inner: Any = model
     while "_orig_mod" in inner._modules:
         inner = inner._orig_mod

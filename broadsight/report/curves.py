@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ..visual.metrics import GOALS, figure, meaning
 from ..visual.plots import PALETTE
@@ -11,16 +14,8 @@ from .charts import DASHES, Axis, Bar, Chart, Point, Series, axis, finite
 from .colours import LEVELS
 
 _HIDDEN = {"kind", "epoch", "updates", "best", "best_epoch", "skipped", "val_classes"}
-# Charts of a run's metrics: title, label, limits, names of lines; and their lines: key, colour, dash
-_QUALITY = {"val_box_ap": (1, 0), "val_box_ap50": (1, 2), "val_mask_ap": (5, 0), "val_mask_ap50": (5, 2)}
-_QUALITY |= {"val_keypoint_ap": (3, 0), "val_miou": (5, 0), "val_macc": (0, 2)}
-_ACCURACY = {"train_top1": (0, 0), "val_top1": (5, 0), "val_top5": (5, 2)}
-_CURVES = {
-    ("Loss", "loss", None, "{where}"): {"train_loss": (0, 0), "val_loss": (5, 0)},
-    ("Accuracy", "accuracy, %", (0.0, 100.0), "{where}, {label}"): _ACCURACY,
-    ("Quality", "%", (0.0, 100.0), "{label}"): _QUALITY,
-    ("Learning rate", "learning rate", None, ""): {},
-}
+# Charts of a run's metrics: title, label, limits, what lines are called, and the lines: key, colour and dash.
+_CURVES: list[Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _WHERE = {"train": "training", "val": "validation"}
 _HUNDRED = tuple(float(tick) for tick in range(0, 101, 20))
 
@@ -43,7 +38,7 @@ def curves(lines: Rows | Mapping[str, Rows]) -> dict[str, Any]:
         return finite([(line["updates"] / scale, line.get(key)) for scale in scales for line in steps])
 
     charts = []
-    for (title, label, within, name), keys in _CURVES.items():
+    for title, label, within, name, keys in _CURVES:
         series = []
         for key, look in keys.items():
             named = name.format(where=_WHERE[key.partition("_")[0]], label=meaning(_bare(key)).label)
@@ -71,7 +66,7 @@ def curves(lines: Rows | Mapping[str, Rows]) -> dict[str, Any]:
 def of_runs(runs: Mapping[str, Rows]) -> list[Chart]:
     """A chart of each metric, with a line for each of several runs: by name the lines of their `metrics.jsonl`."""
     charts = []
-    for (_, label, within, _), keys in _CURVES.items():
+    for _, label, within, _, keys in _CURVES:
         for key in keys:
             series = []
             for place, (name, lines) in enumerate(runs.items()):

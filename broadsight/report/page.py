@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from PIL import Image
 
 from ..visual import html
@@ -15,23 +16,7 @@ from . import curves as plotted
 
 KINDS = {"run": "Training run", "evaluation": "Evaluation"}
 # In the order in which they are read. The key is the section's id, and says in `absent` why the section is not there.
-SECTIONS = {
-    "curves": "Training",
-    "runs": "Runs",
-    "figures": "Figures",
-    "twins": "Twin runs",
-    "beside": "Beside other models",
-    "findings": "Found in images",
-    "class_figures": "Every class",
-    "per_class": "Classes",
-    "confusion": "Confusions",
-    "calibration": "Calibration",
-    "suites": "Robustness",
-    "mistakes": "Most confident mistakes",
-    "samples": "Training images",
-    "skipped": "Skipped images",
-    "facts": "Details",
-}
+SECTIONS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("sections.yaml").read_text("utf-8"))
 SIDE, LARGE = 224, 960  # pixels of the longer side of an image at most, and of one that shows what was found in it
 TINY = 64  # up to here an image is kept exactly, and enlarged with its pixels visible
 

@@ -10,7 +10,7 @@ from ..training.records import check_records, history
 from ..training.run_folder import CURVES, REPORT, RunFolder
 from ..training.settings import title
 from ..visual.metrics import GOALS, label
-from ..visual.plots import PALETTE, need_matplotlib, new_figure, save
+from ..visual.plots import PALETTE, need_matplotlib, new_panels, save
 from ..visual.words import NOTHING, amount, number, percent
 from .charts import Chart
 from .curves import of_runs
@@ -88,7 +88,7 @@ def _row(name: str, run: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]],
 
 def _plot(charts: Sequence[Chart], path: Path) -> None:
     """Draw the charts of the page beside each other."""
-    figure, panels = new_figure(path, 4.2 * len(charts), 3.6, columns=len(charts))
+    figure, panels = new_panels(path, 4.2 * len(charts), 3.6, columns=len(charts))
     for panel, chart in zip(panels, charts, strict=True):
         for line in chart.lines:
             look: Any = dict(color=PALETTE[(line.colour or 0) % len(PALETTE)], linestyle=LINES[line.dash % len(LINES)])

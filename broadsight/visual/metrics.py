@@ -1,7 +1,6 @@
 """What metrics are called and mean, from the one table of them, metrics.yaml, and the headlines of each task."""
 
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -18,19 +17,23 @@ class Meaning(NamedTuple):
     about: str = ""
 
 
-@cache
-def _figures() -> dict[str, Meaning]:
-    table = yaml.safe_load((files("broadsight.visual") / "metrics.yaml").read_text(encoding="utf-8"))
-    known_ones = {key: Meaning(*row) for key, row in table["figures"].items()}
-    for kind, what in (("box", "IoU of boxes"), ("mask", "IoU of masks"), ("keypoint", "keypoint similarity")):
-        for key, (name, about) in table["objects"].items():
-            known_ones[f"{kind}_{key}"] = Meaning(f"{kind} {name}", "%", 1, about.format(what=what))
-    return known_ones
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+MEANS = frozenset(_TABLE["means"])  # over the classes that occur
+TASKS: dict[str, str] = {task: name for task, (name, *_) in _TABLE["tasks"].items()}
+HEADLINES: dict[str, list[str]] = {task: names for task, (_, *names) in _TABLE["tasks"].items()}
+GOALS = {task: names[0] for task, names in HEADLINES.items()}
+_OF_OBJECTS = {"box": "IoU of boxes", "mask": "IoU of masks", "keypoint": "keypoint similarity"}
+_FIGURES = {key: Meaning(*row) for key, row in _TABLE["figures"].items()}
+_FIGURES |= {
+    f"{kind}_{key}": Meaning(f"{kind} {name}", "%", 1, about.format(what=what))
+    for kind, what in _OF_OBJECTS.items()
+    for key, (name, about) in _TABLE["objects"].items()
+}
 
 
 def meaning(key: str) -> Meaning:
     """The entry of a figure; for others, one with their name."""
-    return _figures().get(key) or Meaning(key.replace("_", " "))
+    return _FIGURES.get(key) or Meaning(key.replace("_", " "))
 
 
 def figure(key: str, value: Any) -> str:
@@ -43,19 +46,6 @@ def figure(key: str, value: Any) -> str:
     if key in ("parameters", "macs"):
         return amount(value)
     return f"{number(value)}{SPACE}{unit}" if unit else number(value)
-
-
-MEANS = ("balanced_accuracy", "macro_f1", "auroc", "miou", "macc")  # over the classes that occur
-
-# A task's headline, first the goal that chooses the best epoch; detection is last of those whose runs have box AP.
-HEADLINES = {
-    "classify": ("top1", "top5"),
-    "instances": ("mask_ap", "mask_ap50", "box_ap"),
-    "keypoints": ("keypoint_ap", "keypoint_ap50", "keypoint_ap75"),
-    "detect": ("box_ap", "box_ap50", "box_ap75"),
-    "segment": ("miou", "macc", "aacc"),
-}
-GOALS = {task: names[0] for task, names in HEADLINES.items()}
 
 
 def label(key: str) -> str:

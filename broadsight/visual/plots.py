@@ -32,12 +32,18 @@ def need_matplotlib() -> None:
         raise ValueError('plotting needs matplotlib; run: pip install "broadsight[plot]"') from None
 
 
-def new_figure(path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> Any:
-    """Make a figure of so many inches to be saved under a name, and an array of its panels, row by row."""
-    plot_format(path)
+def new_figure(width: float, height: float) -> Any:
+    """A figure of so many inches, whose panels find room for their labels."""
+    need_matplotlib()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def new_panels(path: str | Path, width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> Any:
+    """Make a figure of so many inches to be saved under a name, and an array of its panels, row by row."""
+    plot_format(path)
+    figure = new_figure(width, height)
     panels: Any = figure.subplots(rows, columns, squeeze=False, **subplots).ravel()
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)

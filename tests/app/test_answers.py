@@ -4,7 +4,6 @@ import base64
 import io
 import re
 from concurrent.futures import ThreadPoolExecutor
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +18,7 @@ from broadsight.data.sources.unlabelled import find_images
 from broadsight.prediction.classification import predict_images
 from broadsight.runs.classifier import open_classifier
 from broadsight.visual.plots import PALETTE
+from tests.report.reading import read
 from tests.training.small_runs import leave_run
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
@@ -100,15 +100,8 @@ def an_answer(**more) -> Answer:
     return Answer(**usual | dict(device="cpu", top=(("crab", 0.75), ("fish", 0.25))) | more)
 
 
-def tags(text: str) -> list[str]:
-    found: list[str] = []
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list) -> None:
-            found.append(tag)
-
-    Reader().feed(text)
-    return found
+def tags(html: str) -> list[str]:
+    return [element.tag for element in read(html).iter()]
 
 
 def test_cards__classes_bars_and_time():

@@ -9,17 +9,7 @@ from PIL import Image
 
 from broadsight.app import inside as looking
 from broadsight.app.candidates import Candidate
-from broadsight.app.inside import (
-    LIKELY,
-    Looked,
-    class_called,
-    classes_of,
-    described,
-    kind_called,
-    look,
-    place_clicked,
-    view_of,
-)
+from broadsight.app.inside import Looked, described, look
 from broadsight.explanation.inside import KINDS
 from broadsight.explanation.maps.map import Look
 from broadsight.explanation.overlay import overlay
@@ -60,11 +50,11 @@ def test_view__is_what_the_model_sees(tmp_path, crop):
     gradient = np.linspace(0, 255, 96).astype(np.uint8)
     image = Image.fromarray(np.stack([np.tile(gradient, (96, 1))] * 3, -1))
     seen = np.asarray(classifier.transforms.build(training=False)(image)).astype(float)  # 3 32 32
-    shown = np.asarray(view_of(classifier, image, 32)).astype(float)
+    shown = np.asarray(looking.view_of(classifier, image, 32)).astype(float)
     assert np.abs(seen[0] - shown[..., 0]).max() < 6
     pixels = np.zeros((40, 80, 3), np.uint8)
     pixels[10:30, 30:50] = 255  # the middle half of the shorter side
-    half = np.asarray(view_of(classifier, Image.fromarray(pixels), 64))
+    half = np.asarray(looking.view_of(classifier, Image.fromarray(pixels), 64))
     assert half[32, 32].min() > 250 and (half.min() > 100) == (crop == 0.5)  # its edge is mixed with what lies beyond
 
 
@@ -86,12 +76,12 @@ def test_look__maps_of_one_kind_with_the_names_of_classes_and_the_model_stays_as
 
 def test_choices__of_kinds_and_classes(model):
     assert set(KINDS) == set(looking.KINDS)
-    assert kind_called("MAP tokens") == "map-tokens"
-    assert classes_of(model)[:2] == [LIKELY, "0: crab"]
-    assert [class_called(model, words) for words in (None, LIKELY, "3: butterfly")] == [None, None, 3]
-    assert place_clicked([0, 639]) == (0.5 / 640, 639.5 / 640)
+    assert looking.kind_called("MAP tokens") == "map-tokens"
+    assert looking.classes_of(model)[:2] == [looking.LIKELY, "0: crab"]
+    assert [looking.class_called(model, words) for words in (None, looking.LIKELY, "3: butterfly")] == [None, None, 3]
+    assert looking.place_clicked([0, 639]) == (0.5 / 640, 639.5 / 640)
     for index in (None, [3], [640, 0], [0, -1], [True, "3"], [float("nan"), 0]):
-        assert "click on the image" in refusal(lambda index=index: place_clicked(index))
+        assert "click on the image" in refusal(lambda index=index: looking.place_clicked(index))
     for words in ("map-tokens", 3, "crab", "99: crab", ["Grad-CAM"], ["0: crab"]):
-        assert "no such kind" in refusal(lambda words=words: kind_called(words))
-        assert "no such class" in refusal(lambda words=words: class_called(model, words))
+        assert "no such kind" in refusal(lambda words=words: looking.kind_called(words))
+        assert "no such class" in refusal(lambda words=words: looking.class_called(model, words))

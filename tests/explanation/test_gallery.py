@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections import Counter
-from html.parser import HTMLParser
 
 import pytest
 from PIL import Image
@@ -13,6 +12,7 @@ from broadsight.cli.main import main
 from broadsight.data.names import printable
 from broadsight.explanation.gallery import _page
 from tests.data.nasty_names import NASTY
+from tests.report.reading import read, text
 
 TINY = ("test_resnet", "--no-pretrained", "--size", "64", "--kinds", "gradcam")
 
@@ -66,21 +66,6 @@ def test_bad_input__one_line_and_nothing_changed(photos, capsys, argv, said):
     assert sorted(photos.rglob("*")) == before
 
 
-class Read(HTMLParser):
-    """Elements of a page with their attributes, and its text."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.elements, self.text = [], ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_page__names_are_text(tmp_path):
     """Whatever files, classes and models are called: as Markdown is read, there are our links and images alone."""
     reader = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False}).enable("table")
@@ -89,15 +74,14 @@ def test_page__names_are_text(tmp_path):
         model = {"parameters": 1e6, "weights": name}
         one = dict(name=name, has=["gradcam"], model=model, untrained=False, images=[entry], failed={name: name})
         page = _page({"models": [one], "data": name, "command": name}, "seen")
-        found = Read(reader.render(page))
-        count = Counter(tag for tag, _ in found.elements)
+        found = read(reader.render(page))
+        count = Counter(element.tag for element in found.iter())
         assert [count[tag] for tag in ("a", "img", "h1", "h2", "tr", "td")] == [1, 1, 1, 1, 2, 4], name
         assert not count.keys() & {"script", "h3", "em", "strong", "blockquote", "li", "b"}
-        (link,) = (attributes["href"] for tag, attributes in found.elements if tag == "a")
-        (image,) = (attributes for tag, attributes in found.elements if tag == "img")
-        assert link.startswith("#") and image["src"].startswith("seen/")
-        assert not any(key.startswith("on") for _, attributes in found.elements for key in attributes)
-        assert found.text.count(printable(name)) >= 4 or not name.strip()
+        (link,), (image,) = found.iter("a"), found.iter("img")
+        assert link.get("href").startswith("#") and image.get("src").startswith("seen/")
+        assert not any(key.startswith("on") for element in found.iter() for key in element.attrib)
+        assert text(found).count(printable(name)) >= 4 or not name.strip()
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", page)
 
 

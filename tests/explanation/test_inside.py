@@ -133,7 +133,7 @@ def test_look_inside__refused():
         ([], "no kind was asked for; EMSNet has gradcam"),
     ):
         refused(words, look_inside, make_model("emsnet_xxtiny"), image, kinds)
-    assert inside.WHERE.keys() == set(inside.KINDS)
+    assert inside.KNOWN.keys() == set(inside.KINDS)
     for name, kinds in OWN.items():
         assert set(kinds) <= set(kinds_of(make_model(name)))
     for image, words in (

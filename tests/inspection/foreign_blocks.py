@@ -12,18 +12,8 @@ from torch import Tensor, nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
 from tests.analysis.measures.toy_models import Made
+from tests.inspection.timm_models import TABLE
 
-VIT = dict(depth=2, embed_dim=48, num_heads=3)
-NAMED = dict(
-    eva02=("eva02_tiny_patch14_224", 56, VIT),
-    beit=("beit_base_patch16_224", 64, VIT),
-    pit_distilled=("pit_ti_distilled_224", 96, dict(base_dims=(8, 8, 8), depth=(1, 1, 1))),
-    swinv2=("swinv2_tiny_window8_256", 128, dict(embed_dim=24, depths=(1, 2, 1), num_heads=(1, 2, 4))),
-    vit_parallel=("vit_base_patch16_xp_224", 64, VIT),
-    vit_registers=("vit_medium_patch16_reg4_gap_256", 64, VIT),
-    siglip=("vit_base_patch16_siglip_224", 64, VIT),
-    dinov3=("vit_small_patch16_dinov3", 64, VIT),
-)
 # Some entry points refuse other sizes.
 CLASSES: dict[str, tuple[Callable[..., nn.Module], int]] = dict(
     convit=(partial(ConVit, 64, depth=3, local_up_to_layer=2, embed_dim=24, num_heads=4), 64),
@@ -36,9 +26,8 @@ CLASSES: dict[str, tuple[Callable[..., nn.Module], int]] = dict(
     mvit_class=(partial(MultiScaleVit, MultiScaleVitCfg((1, 1), 24, 1, use_cls_token=True), 64), 64),
 )
 # Of timm, beside those of timm_models, with the side of their images.
-MORE = CLASSES | {
-    key: (partial(create_model, name, img_size=side, **options), side) for key, (name, side, options) in NAMED.items()
-}
+NAMED = TABLE["named"].items()
+MORE = CLASSES | {key: (partial(create_model, name, img_size=n, **options), n) for key, (name, n, options) in NAMED}
 
 SIDE = 32
 

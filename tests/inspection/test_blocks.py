@@ -14,13 +14,15 @@ from broadsight.inspection.blocks import find_blocks, find_layers, watch_blocks
 from broadsight.inspection.passing import pass_images, peek
 from tests.analysis.measures.toy_models import Made
 from tests.inspection.foreign_blocks import Residual
-from tests.inspection.timm_models import created, images
+from tests.inspection.timm_models import created, images, read_table
 from tests.training.small_runs import refusal
 from tests.zoo import SMALLEST, shallow
 
 
 def staged(path: str, depths: tuple[int, ...]) -> list[str]:
-    return [path.format(stage, block) for stage, depth in enumerate(depths) for block in range(depth)]
+    """Names of blocks, whose numbers of stage and block are counted from 0 on and from 1 on."""
+    places = [(stage, block) for stage, depth in enumerate(depths) for block in range(depth)]
+    return [path.format(stage, block, stage + 1, block + 1) for stage, block in places]
 
 
 def maps(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -32,46 +34,15 @@ def maps(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {name: torch.cat(parts) for name, parts in seen.items()}
 
 
-def numbered(path: str, count: int, first: int = 0) -> list[str]:
-    return [f"{path}{i}" for i in range(first, first + count)]
+KNOWN = read_table("blocks.yaml")
+SLOW = {name for name, known in KNOWN.items() if known.get("slow")}
 
 
-# Names of the blocks, and their form; sizes are those of 64x96 images unless the model takes but one size.
-KNOWN = {
-    "resnet10t": (["layer1.0", "layer2.0", "layer3.0", "layer4.0"], "NCHW"),
-    "regnetx_002": (["s1.b1", "s2.b1", *numbered("s3.b", 4, 1), *numbered("s4.b", 7, 1)], "NCHW"),
-    "densenet121": ([f"features.denseblock{i}.denselayer{j}" for i in (1, 2, 3, 4) for j in (1, 2)], "NCHW"),
-    "tinynet_e": (staged("blocks.{}.{}", (1, 1, 1, 2, 2, 2, 1)), "NCHW"),
-    "mobilenetv3_small_050": (staged("blocks.{}.{}", (1, 2, 3, 2, 3)), "NCHW"),
-    "convnext_atto": (staged("stages.{}.blocks.{}", (1, 1, 2, 1)), "NCHW"),
-    "fastvit_t8": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
-    "efficientvit_b0": (staged("stages.{}.blocks.{}", (2, 2, 3, 3)), "NCHW"),
-    "mobilevit_xxs": (staged("stages.{}.{}", (1, 3, 2, 2, 2)), "NCHW"),
-    "swin_tiny_patch4_window7_224": (staged("layers.{}.blocks.{}", (1, 1, 2, 1)), "NHWC"),
-    "pvt_v2_b0": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NLC"),
-    "mvitv2_tiny": (staged("stages.{}.blocks.{}", (1, 2, 5, 2)), "NLC"),
-    "maxvit_tiny_tf_224": (staged("stages.{}.blocks.{}", (1, 1, 1, 1)), "NCHW"),
-    "levit_128s": (staged("stages.{}.blocks.{}", (1, 1, 1)), "NLC"),
-    "pit_ti_224": (staged("transformers.{}.blocks.{}", (1, 1, 1)), "NLC"),
-    "vit_tiny_patch16_224": (numbered("blocks.", 12), "NLC"),
-    "deit_tiny_distilled_patch16_224": (numbered("blocks.", 4), "NLC"),
-    "cait_xxs24_224": (numbered("blocks.", 4), "NLC"),
-    "xcit_nano_12_p16_224": (numbered("blocks.", 4), "NLC"),
-    "hiera_tiny_224": (numbered("blocks.", 4), "NLC"),
-    "mixer_s32_224": (numbered("blocks.", 8), "NLC"),
-}
-# Tokens before the grid.
-PREFIXES = dict(vit_tiny_patch16_224=1, deit_tiny_distilled_patch16_224=2, pit_ti_224=1)
-SLOW = """maxvit_tiny_tf_224 fastvit_t8 densenet121 regnetx_002 tinynet_e efficientvit_b0 mobilevit_xxs mvitv2_tiny
-mixer_s32_224"""
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW.split() else n for n in KNOWN])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in KNOWN])
 def test_blocks_of_timm(name):
-    names, form = KNOWN[name]
-    blocks = find_blocks(created(name), images(name, 1))
-    assert [block.name for block in blocks] == names
-    assert {(block.layout.form, block.layout.prefix) for block in blocks} == {(form, PREFIXES.get(name, 0))}
+    known, blocks = KNOWN[name], find_blocks(created(name), images(name, 1))
+    assert [block.name for block in blocks] == staged(known["path"], known["depths"])
+    assert {(block.layout.form, block.layout.prefix) for block in blocks} == {(known["form"], known.get("prefix", 0))}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from broadsight.layers import ChannelMlp, PartialAttention
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
 from tests.analysis.measures.toy_models import Made
 from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenModel, attention
-from tests.inspection.timm_models import SHRUNK, created
+from tests.inspection.timm_models import SHRUNK, created, read_table
 
 OWN = {
     "stvit": lambda: STViT((16, 24, 32, 40), (1, 1, 1, 1), (1, 2, 2, 2), layer_scale=(None, 0.5, None, 0.5)),
@@ -59,28 +59,9 @@ def assert_untouched(model: nn.Module, look) -> None:
     assert all(p.device.type == "cpu" and p.grad is None for p in model.parameters())
 
 
-# How many attention and MLP branches each model has.
-KNOWN = {
-    (0, 0): "resnet10t test_resnet densenet121 test_nfnet tinynet_e starnet_s050 gcresnet33ts mambaout_femto",
-    (0, 12): "poolformer_s12",
-    (0, 4): "fastvit_t8",
-    (0, 5): "convnext_atto",
-    (10, 10): "mvitv2_tiny",
-    (12, 12): "vit_tiny_patch16_224 resmlp_12_224",
-    (2, 2): "eva02 beit gmixer volo vit_parallel vit_registers siglip dinov3 mvit_class",
-    (3, 3): "coatnet_pico_rw_224 pit_ti_224 convit pit_distilled nest",
-    (3, 8): "edgenext_xx_small",
-    (4, 0): "efficientvit_b0",
-    (4, 4): """deit_tiny_distilled_patch16_224 cait_xxs24_224 xcit_nano_12_p16_224 pvt_v2_b0 hiera_tiny_224
-        tiny_vit_5m_224 tnt davit twins swinv2""",
-    (5, 5): "swin_tiny_patch4_window7_224 levit_128s",
-    (5, 8): "efficientformerv2_s0",
-    (8, 8): "maxvit_tiny_tf_224 mixer_s32_224",
-    (9, 9): "mobilevit_xxs",
-}
-COUNTS = {name: counts for counts, names in KNOWN.items() for name in names.split()}
-COUNTS |= dict(stvit=(4, 4), emsnet=(4, 4), mat=(2, 4), partialformer=(4, 4))
-SLOW = ("tiny_vit_5m_224", "mvitv2_tiny", "efficientformerv2_s0", "edgenext_xx_small", "densenet121", "poolformer_s12")
+TABLE = read_table("branches.yaml")
+COUNTS = {name: tuple(counts) for *counts, names in TABLE["counts"] for name in names.split()}
+SLOW = TABLE["slow"].split()
 
 
 def counted(branches: list[Branch]) -> tuple[int, ...]:
@@ -107,21 +88,7 @@ def test_counts__of_others_and_of_any_depth():
         assert names == [f"blocks.{i}.{part}" for i in range(depth) for part in ("attn", "mlp")]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "part"),
-    [
-        ("cait_xxs24_224", {}, "blocks_token_only"),
-        ("xcit_nano_12_p16_224", {}, "cls_attn_blocks"),
-        ("volo", {}, "post_network"),
-        ("siglip", {}, "attn_pool"),
-        ("vit_srelpos_small_patch16_224", dict(depth=1), "shared_rel_pos"),
-        ("swinv2_cr_tiny_224", dict(depths=(1, 1, 1, 1)), "meta_mlp"),
-        ("swinv2", {}, "cpb_mlp"),
-        ("maxvit_tiny_tf_224", {}, "head"),
-        ("maxvit_tiny_tf_224", dict(global_pool=""), "head"),  # it gives a map then, which are no tokens of a block
-        ("partialformer", {}, "channel_mlp"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "part"), TABLE["left_out"])
 def test_left_out__what_sees_no_tokens_of_the_image(name, options, part):
     model = without_content(name, **options)
     assert any(part in key.split(".") for key, _ in model.named_modules())
@@ -138,20 +105,10 @@ def test_left_out__the_swapped_pool():
         assert {tokens.class_token for branch in branches for tokens in places(branch)} == {True}
 
 
-# By the axes of channels at front, mid and end.
-AXES = {
-    (2, 2, 2): "test_vit.attn test_vit.mlp mixer_s32_224.mlp levit_128s.mlp",
-    (3, 3, 3): """test_convnext.mlp maxvit_tiny_tf_224.attn nest.attn stvit.mlp emsnet.attn emsnet.mlp mat.mlp
-        partialformer.mlp""",
-    (1, 1, 1): "convnext_atto.mlp poolformer_s12.mlp coatnet_pico_rw_224.attn",
-    (1, None, 1): "mixer_s32_224.attn gmixer.attn resmlp_12_224.attn",
-    (None, 2, 2): "vit_parallel.attn vit_parallel.mlp",
-    (1, 2, 1): "swiftformer_xs.attn",
-    (2, None, 2): "partialformer.attn",
-}
+AXES = [(name, tuple(axes)) for *axes, names in TABLE["axes"] for name in names.split()]
 
 
-@pytest.mark.parametrize(("name", "axes"), [(name, axes) for axes, names in AXES.items() for name in names.split()])
+@pytest.mark.parametrize(("name", "axes"), AXES)
 def test_layout__of_timm_and_ours(name, axes):
     branches = found(*name.split("."))
     for branch in branches:
@@ -186,17 +143,10 @@ def test_channels__where_the_side_is_as_long_as_the_channels_are_many():
     assert [tokens.channel_axis for tokens in places(second)] == [2, 2, 2]
 
 
-# Models with a class token, and without.
-WITH = "test_vit deit_tiny_distilled_patch16_224 pit_ti_224 pit_distilled eva02 beit dinov3 mvit_class vit_parallel"
-WITHOUT = """cait_xxs24_224 xcit_nano_12_p16_224 swin_tiny_patch4_window7_224 vit_registers siglip volo pvt_v2_b0
-mixer_s32_224 hiera_tiny_224"""
-SIZED = [("vit_tiny_patch16_224", dict(img_size=n, depth=1), True) for n in ((96, 64), (32, 224), (16, 112), 16)]
-NO_TOKEN = dict(depth=1, img_size=(64, 96), class_token=False, global_pool="avg")
-SIZED += [("vit_tiny_patch16_224", NO_TOKEN, False), ("pit_ti_224", dict(img_size=(96, 64)), True)]
-CLASS_TOKEN = [(name, {}, there) for names, there in ((WITH, True), (WITHOUT, False)) for name in names.split()]
+CLASS_TOKEN = [(name, options, there) for there, options, names in TABLE["class_token"] for name in names.split()]
 
 
-@pytest.mark.parametrize(("name", "options", "expected"), CLASS_TOKEN + SIZED)
+@pytest.mark.parametrize(("name", "options", "expected"), CLASS_TOKEN)
 def test_class_token__is_where_the_model_puts_one(name, options, expected):
     branches = find_branches(without_content(name, **options)) if options else branches_of(name)
     assert branches and {tokens.class_token for branch in branches for tokens in places(branch)} == {expected}
@@ -215,11 +165,7 @@ def test_class_token__of_some_branches_alone():
     assert split == [("attn", True), ("mlp", False)] * 2
 
 
-BESIDE = [("swin_tiny_patch4_window7_224", "norm1", "drop_path1"), ("swinv2", None, "norm1")]
-BESIDE += [("maxvit_tiny_tf_224", "norm1", "ls1"), ("tiny_vit_5m_224", None, "drop_path1")]
-
-
-@pytest.mark.parametrize(("name", "before", "behind"), BESIDE)
+@pytest.mark.parametrize(("name", "before", "behind"), TABLE["beside"])
 def test_windows__the_middle_sees_them_and_the_ends_where_there_is_no_other_place(name, before, behind):
     branches = branches_of(name)
     assert not any(tokens.windowed for branch in branches if branch.kind == "mlp" for tokens in places(branch))

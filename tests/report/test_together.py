@@ -64,12 +64,8 @@ def test_refused__what_has_no_common_axis(tmp_path, capsys):
     dense = leave(tmp_path / "dense", [20.0], task="segment")
     empty = [leave(tmp_path / f"none{i}", []) for i in (1, 2)]
     (broken := shutil.copytree(one, tmp_path / "broken")).joinpath("metrics.jsonl").write_text("{")
-    refused(
-        r"other learned from other images \(flowers, not photos\) than .*one; figures of",
-        report_together,
-        [one, other],
-        end,
-    )
+    others = r"other learned from other images \(flowers, not photos\) than .*one; figures of"
+    refused(others, report_together, [one, other], end)
     refused(r"dense learned another task \(segment, not classify\)", report_together, [one, dense], end)
     refused("one is given twice; give every run once", report_together, [one, tmp_path / "other" / ".." / "one"], end)
     refused("none of none1, none2 has finished an epoch", report_together, empty, end)
@@ -79,9 +75,8 @@ def test_refused__what_has_no_common_axis(tmp_path, capsys):
     wrong[("one", "moved", "--device", "cpu")] = "--device: several runs are drawn from what they recorded"
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text('{"architecture": "test_resnet"}')
-    wrong |= dict.fromkeys(
-        [("bare",), ("one", "bare")], "bare holds a model without the history of a run; give a folder"
-    )
+    for words in (("bare",), ("one", "bare")):
+        wrong[words] = "bare holds a model without the history of a run; give a folder"
     for words, message in wrong.items():
         runs = [str(tmp_path / word) if place < 2 and word[0] != "-" else word for place, word in enumerate(words)]
         assert main(["report", *runs]) == 2 and message in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ...inspection.activations import ActivationWatch, Layer
-from ...inspection.passing import Images, Seen, check_model, pass_images, peek
+from ...inspection.passing import Images, Seen, pass_images, peek
 from ...inspection.watch import eager, uncompiled
 from .base import Measure, Rows, register_measure
 from .frame import Figure, Result, count_from_one, draw_legend, draws, new_figure, style_of
@@ -52,7 +52,6 @@ def dead_neurons(model: nn.Module, images: Images, *, batch_size: int = 8, seen:
     and prelu (0 or less) counts, in gates and heads too; and timm's modules that write these out. What a model writes
     out itself, such as clamp(min=0) for a ReLU, is not recognised.
     """
-    check_model(model)
     inner = uncompiled(model)
     image, images = peek(images)
     watch = ActivationWatch(inner, (image.shape[-2], image.shape[-1]))

@@ -14,7 +14,8 @@ from ...inspection.attention import pass_attention
 from ...inspection.attention_rows import Rows
 from ...inspection.blocks import Block, find_blocks, find_layers, watch_blocks
 from ...inspection.passing import Images, Seen, pass_images, peek
-from ...visual.plots import PALETTE, need_matplotlib, plot_format, save
+from ...visual.plots import PALETTE, plot_format, save
+from ...visual.plots import new_figure as new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,13 +137,6 @@ def draws(kind: type, measure: str, *, by_layer: bool = False) -> Callable[[Call
         return plot
 
     return decorate
-
-
-def new_figure(width: float, height: float) -> Figure:
-    need_matplotlib()
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def style_of(number: int) -> dict[str, Any]:

@@ -233,18 +233,11 @@ def _draw(
 ABOUT = "which models are worth their cost: accuracy over latency, MACs and parameters"
 SOURCE = "MAP, Figs. 1 and 7d; MAT, Fig. 4.4; PartialFormer, Fig. 5.1"
 TAKES: dict[str, Any] = dict(batch=64, takes="files", labels="needed")
+TAKES["notes"] = lambda results: [note for one in results.values() for note in one.notes]
 OPTIONS = {
     "x": "latency_ms, macs, parameters or all",
     "paper": "published accuracies too, of our models whose names match, such as 'mat_*'",
     "competitors": "what the papers compare with: all, or tables such as map, map-sizes, emsnet, mat, partialformer",
 }
-
-
-def notes(results: Mapping[str, Fronts]) -> list[str]:
-    """What was left out of any of the fronts, and warnings."""
-    return [note for one in results.values() for note in one.notes]
-
-
 FUNCTIONS = fronts_over, plot_fronts, rows
-TAKES["notes"] = notes
 register_measure(Measure("front", ABOUT, SOURCE, *FUNCTIONS, **OF_CLASSIFIERS, **TAKES, options=OPTIONS, order=11))

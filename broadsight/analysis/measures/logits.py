@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...inspection.passing import Images, Seen
-from ...visual.plots import PALETTE, need_matplotlib
+from ...visual.plots import PALETTE
 from .base import Measure, Rows, register_measure
 from .frame import Figure, Result, draws, new_figure
 from .tokens import OF_TOKENS, Answers, hear_tokens
@@ -97,12 +97,11 @@ def token_logits(
 @draws(TokenLogits, "token_logits")
 def plot_token_logits(points: Mapping[str, TokenLogits], names: Sequence[str] | None = None) -> Figure:
     """Draw a panel for each model: `placed` tokens, their groups and the aggregates; `names` are those of classes."""
-    need_matplotlib()
-    from matplotlib.lines import Line2D
-
     columns = min(3, len(points))
     rows = -(-len(points) // columns)
     figure = new_figure(1.6 + 4.2 * columns, 0.6 + 4.2 * rows)
+    from matplotlib.lines import Line2D
+
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (label, one) in zip(panels, points.items(), strict=False):
         _draw(panel, one)

@@ -16,9 +16,9 @@ from ...errors import did_you_mean
 from ...inspection.blocks import Block, find_blocks
 from ...inspection.layout import layouts_of
 from ...inspection.meta_pass import in_eval_mode
-from ...inspection.passing import Images, Seen, batches, check_model, moved, peek
+from ...inspection.passing import Images, Seen, batches, moved, peek
 from ...inspection.watch import eager, hooked, uncompiled
-from ...visual.plots import PALETTE, need_matplotlib
+from ...visual.plots import PALETTE
 from .base import Measure, Rows, register_measure
 from .frame import Figure, Result, draws, new_figure, plain
 
@@ -101,7 +101,6 @@ def effective_receptive_field(
         layer: The module whose map is looked at, as `find_blocks` or `model.named_modules()` has its name, or
             "output" for the model itself; the last block if None.
     """
-    check_model(model)
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} lets no image pass; choose 1 or more")
     image, images = peek(images)
@@ -152,13 +151,12 @@ def effective_receptive_field(
 @draws(ReceptiveField, "effective_receptive_field")
 def plot_receptive_field(results: Mapping[str, ReceptiveField], *, log: bool = True) -> Figure:
     """Draw one image for each model, with squares that hold 50 % and (dashed) 99 % of it, and all radial profiles."""
-    need_matplotlib()
-    from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.patches import Rectangle
-
     columns = min(len(results) + 1, 4)
     rows = math.ceil((len(results) + 1) / columns)
     figure = new_figure(3.2 * columns + 0.8, 3.4 * rows)
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     norm, profile = LogNorm(DARKEST, 1) if log else Normalize(0, 1), panels[len(results)]
     for i, (label, result) in enumerate(results.items()):

@@ -13,7 +13,7 @@ from torch import nn
 from ...data.sources import Source
 from ...evaluation.robustness import ORDERS, Choices, Tested, run_suite
 from ...evaluation.saliency import Saliency, about, from_name
-from ...visual.plots import PALETTE, need_matplotlib
+from ...visual.plots import PALETTE
 from .base import OF_CLASSIFIERS, Measure, Rows, register_measure
 from .frame import Figure, Result, draw_band, draws, new_figure
 
@@ -98,10 +98,9 @@ def salient_removal(
 @draws(RemovalCurves, "salient_removal")
 def plot_salient_removal(curves: Mapping[str, RemovalCurves]) -> Figure:
     """Draw top-1 against the part that is removed, a line for each order, with bands of one standard error."""
-    need_matplotlib()
+    figure = new_figure(9, 4.4)
     from matplotlib.lines import Line2D
 
-    figure = new_figure(9, 4.4)
     panel = figure.subplots()
     handles = []
     for place, (label, one) in enumerate(curves.items()):

@@ -16,7 +16,7 @@ from ...inspection.attention_rows import Rows as AttentionRows
 from ...inspection.passing import Images, Seen
 from ...layers import GroupClassAttention, PartialAttention
 from .base import OF_ATTENTION, Measure, Rows, register_measure
-from .frame import AttentionSum, Figure, Result, draw_lines, draws, new_figure, sum_attention
+from .frame import AttentionSum, Figure, Result, draw_legend, draw_lines, draws, new_figure, sum_attention
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,7 @@ def plot_attention_similarity(similarities: Mapping[str, Mapping[str, LayerSimil
         lines = {label: [math.nan if x is None else x for x in values] for label, values in found.items()}
         draw_lines(panel, lines, "mean cosine similarity of attention" if what == "queries" else "")
         panel.set(title=f"between {what}", ylim=(-0.02, 1.02))
-    if len(similarities) > 4:
-        figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside right upper")
-    else:
-        panels[0].legend(frameon=False)
+    draw_legend(panels[1])
     return figure
 
 

@@ -5,13 +5,14 @@ The bias says how often all tokens together are wrong; the variance how often a 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...inspection.passing import Images, Seen, check_model, pass_images
+from ...inspection.passing import Images, Seen, pass_images
 from ...inspection.watch import uncompiled
 from ...papers.tables import published
 from ...visual.plots import PALETTE
@@ -56,7 +57,6 @@ def hear_tokens(
     seen: Seen | None,
 ) -> None:
     """Let a model answer all images and pass its tokens' answers to `hear`, batch by batch; see `token_votes`."""
-    check_model(model)
     inner = uncompiled(model)
     if not has_tokens(inner):
         kind = type(getattr(inner, "head", inner) if hasattr(inner, "forward_groups") else inner).__name__
@@ -77,18 +77,8 @@ def hear_tokens(
             raise ValueError("some batches of images come with labels and others without; expected one or the other")
         hear(answers)
 
-    pass_images(_AskTokens(inner), images, batch_size=batch_size, seen=seen, see=see)
-
-
-class _AskTokens(nn.Module):
-    """`forward_groups` as a model's forward."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model: Any = model
-
-    def forward(self, x: Tensor) -> Any:
-        return self.model.forward_groups(x, per_token=True)
+    run = partial(inner.forward_groups, per_token=True)
+    pass_images(inner, images, batch_size=batch_size, seen=seen, see=see, run=run)
 
 
 def _answers(found: Any, labels: Any) -> Answers:

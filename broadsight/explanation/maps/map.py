@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import Tensor, nn
 
 from ...inspection.attention import AttentionWatch, Call
 from ...inspection.attention_rows import Rows
+
+# Of each kind: its name on sheets, what it shows, what the page offers it as, and models that have it.
+KNOWN: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

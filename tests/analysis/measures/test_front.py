@@ -9,41 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from matplotlib.text import Text
 
-from broadsight.analysis import (
-    AXES,
-    Point,
-    competitor_points,
-    find_tables,
-    fronts,
-    paper_points,
-    pareto_front,
-    plot_fronts,
-    read_points,
-)
-from broadsight.analysis.measures.front import fronts_over
+from broadsight.analysis.front_points import AXES, Point, competitor_points, find_tables, paper_points, read_points
+from broadsight.analysis.measures.front import fronts, fronts_over, pareto_front, plot_fronts
 from broadsight.benchmark import run as benchmark
 from broadsight.benchmark.candidates import Settings
 from broadsight.benchmark.timing import Summary
 from broadsight.papers.tables import published
 from tests.training.small_runs import refusal
 
-ROWS = [  # as broadsight.papers.verify.catalogue gives them
-    {"model": "small", "params": 1, "macs": 2, "paper_params_m": 5.4, "paper_macs_g": 0.5, "paper_top1": 73.1},
-    {"model": "large", "params": 1, "macs": 2, "paper_params_m": 50.0, "paper_macs_g": None, "paper_top1": 81.0},
-    {"model": "unknown", "params": 1, "macs": 2, "paper_params_m": 9.0, "paper_macs_g": 1.0, "paper_top1": None},
-]
-MINE = dict(title="mine", parameters=510230, macs=15105024, input_size=[3, 96, 96])
-EVALUATION = {
-    "kind": "evaluation",
-    "model": MINE | dict(latency_ms={"median": 10.0, "minimum": 9.5, "spread": 0.4}),
-    "figures": {"top1": 56.0, "top5": 93.0},
-    "beside": [{"title": "other", "parameters": 3, "macs": None, "latency_ms": 7.0, "figures": {"top1": 53.0}}],
-    "data": {"kind": "scenes", "data": "scenes:60", "part": "val"},
-    "asked": {"data": None, "samples": None},
-    "how": {"device": "cpu", "threads": 1},
-}
+GIVEN = yaml.safe_load(Path(__file__).with_name("front.yaml").read_text("utf-8"))
+ROWS, EVALUATION = GIVEN["catalogue"], GIVEN["evaluation"]
 
 
 def row(name: str, median: float) -> dict[str, Any]:
@@ -231,20 +209,7 @@ def test_tables_of_competitors__as_printed():
     assert counts == {"map": 31, "map-scaled": 26, "map-sizes": 12, "map-pools": 10, "map-steps": 16, "map-ga": 4} | {
         "emsnet": 24, "emsnet-latency": 11, "mat": 47, "partialformer": 72
     }  # fmt: skip
-    for name, x, label, size, cost, accuracy, ours in (
-        ("map", "macs", "NFNet-F1", None, 35.5e9, 84.7, False),
-        ("map", "latency_ms", "MAP-MaxViT-S", None, 1000 / 613, 85.0, True),
-        ("map-scaled", "parameters", "MAP-FasterViT-3", None, 187.0e6, 84.2, True),
-        ("map-sizes", "latency_ms", "MAP-ResNet101", 320, 1000 / 454.2, 83.9, True),
-        ("map-sizes", "macs", "MAP-ResNet75 distilled", 320, 20.8e9, 84.3, True),
-        ("map-pools", "latency_ms", "CAP-ResNet50", None, 1000 / 3176, 80.6, False),
-        ("map-steps", "macs", "PiT-S intra", None, 2.6e9, 79.2, False),
-        ("map-ga", "macs", "GA-ViT-S", None, 4.2e9, 80.9, False),
-        ("emsnet", "parameters", "EdgeViT-XS", 256, 6.7e6, 77.5, False),
-        ("mat", "macs", "MAT-5", 224, 3.2e9, 81.9, True),
-        ("partialformer", "parameters", "CSWin-S", None, 35e6, 83.6, False),
-        ("partialformer", "macs", "PartialFormer-B3", None, 3.4e9, 83.0, True),
-    ):
+    for name, x, label, size, cost, accuracy, ours in GIVEN["printed"]:
         found = [(p.size, p.x, p.accuracy) for p in competitor_points([tables[name]], x) if p.label == label]
         assert (size, pytest.approx(cost), accuracy) in found, (name, label)
         assert all(p.highlight == ours for p in competitor_points([tables[name]], x) if p.label == label)

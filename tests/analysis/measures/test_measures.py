@@ -85,7 +85,7 @@ def test_options_are_arguments(name):
     assert 1 <= measure.least <= measure.samples
     usual = measure.settings({})
     assert set(usual) == set(measure.options)
-    run, plot = measure.of_run(usual), taken(measure.plot, usual)
+    run, plot = taken(measure.run, usual), taken(measure.plot, usual)
     assert {**run, **plot} == usual
     if name != "front":
         assert {"batch_size", "seen"} <= set(inspect.signature(measure.run).parameters)

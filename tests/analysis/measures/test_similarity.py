@@ -126,6 +126,6 @@ def test_plot__two_panels_with_a_line_for_each_model():
     first, second = plot_attention_similarity({"one": layers, "two": layers}).axes
     assert [line.get_ydata().tolist() for line in first.lines] == [[0.5, 0.75]] * 2
     assert second.lines[0].get_ydata()[0] == 0.25 and math.isnan(second.lines[0].get_ydata()[1])
-    assert [text.get_text() for text in first.get_legend().get_texts()] == ["one", "two"]
+    assert [text.get_text() for text in second.get_legend().get_texts()] == ["one", "two"]
     said = refusal(lambda: plot_attention_similarity({"x": {"a": 3}}))
     assert "is no result of attention_similarity but a dict" in said

@@ -206,14 +206,10 @@ def test_ours__have_attention_over_the_image(name, shapes, words):
     assert words is None or all(words in reason for reason in collector.skipped.values())
 
 
-def test_suits__transformers_and_not_a_pool_on_a_cnn_and_an_error_leaves_no_hooks():
-    model = created("test_vit")
-    assert AttentionLooks.suits(model)
+def test_suits__transformers_and_not_a_pool_on_a_cnn():
+    assert AttentionLooks.suits(created("test_vit"))
     assert not AttentionLooks.suits(timm.create_model("test_resnet"))
     assert not AttentionLooks.suits(broadsight.swap_pool("test_resnet", "map", num_classes=5))
-    with pytest.raises(ZeroDivisionError), AttentionLooks(model, (160, 160)):
-        raise ZeroDivisionError
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize("size", [(5, 4), (1, 3), (4, 6)])
