@@ -345,4 +345,5 @@ ALLOW_OUTSIDE = "let lists and COCO files name files outside of their own folder
 DATASET_ROOT, DOWNLOAD = "where a timm dataset lies or is put", "let a timm dataset be fetched"
 STRICT = "stop at an image that cannot be read instead of skipping it"
 Part = Literal["auto", "train", "val", "test", "all"]
+RECORD = dict(help="print the record as JSON, not tables, or write it to FILE; comes last", metavar="FILE", bare="-")
 RUN: dict[str, Any] = dict(help="folder of a run, or a timm name", positional=True, metavar="RUN|MODEL")

@@ -9,6 +9,7 @@ from ..options import (
     DATASET_ROOT,
     DOWNLOAD,
     MOST,
+    RECORD,
     STRICT,
     TIMM_NAMES,
     Machine,
@@ -71,6 +72,4 @@ class Request(ModelOptions, Machine):
     root: str | None = option(None, DATASET_ROOT, metavar="DIR", of=(SHOWN,))
     download: bool = option(False, DOWNLOAD, of=(SHOWN,))
     allow_outside: bool = option(False, ALLOW_OUTSIDE)
-    json: str | None = option(
-        None, "print the record as JSON, not tables, or write it to FILE; comes last", metavar="FILE", bare="-"
-    )
+    json: str | None = option(None, **RECORD)

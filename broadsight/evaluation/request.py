@@ -8,6 +8,7 @@ from ..options import (
     CLASSIFIERS,
     DATASET_ROOT,
     DOWNLOAD,
+    RECORD,
     RUN,
     STRICT,
     Machine,
@@ -84,6 +85,4 @@ class Request(ModelOptions, Views, Precise, Machine):
     root: str | None = option(None, DATASET_ROOT, metavar="DIR", of=(CLASSIFIERS,))
     download: bool = option(False, DOWNLOAD, of=(CLASSIFIERS,))
     allow_outside: bool = option(False, ALLOW_OUTSIDE)
-    json: str | None = option(
-        None, "print the record as JSON, not tables, or write it to FILE; comes last", metavar="FILE", bare="-"
-    )
+    json: str | None = option(None, **RECORD)

@@ -17,10 +17,10 @@ from ..runs.classifier import Classifier, open_classifier
 from ..runs.images import shown_images
 from ..runs.opening import RANDOM, is_dense, origin_of, with_weights
 from ..training.run_folder import WEIGHTS, RunFolder
-from .inside import kinds_of
+from .inside import check_kinds, kinds_of
 from .maps.map import KNOWN
 from .request import GalleryRequest
-from .run import UNTRAINED, Progress, Tell, Wanted, check_kinds, explain_images, record_of
+from .run import UNTRAINED, Progress, Tell, Wanted, explain_images, record_of
 
 RECORD = "gallery.json"
 
@@ -44,7 +44,7 @@ def gallery(
         torch.set_num_threads(request.threads)
     models = [_opened(one, request) for one in named]
     for classifier, weights in models:
-        check_kinds(classifier, wanted.kinds)
+        check_kinds(classifier.model, wanted.kinds, classifier.title)
         if weights == RANDOM:
             tell(f"{classifier.title} is {UNTRAINED}")
     sources = [images.of(classifier)[0] for classifier, _ in models]  # the same images, each as the model wants them

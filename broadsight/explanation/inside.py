@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from ..errors import unknown
 from ..inspection.meta_pass import in_eval_mode
 from ..inspection.passing import moved
 from ..inspection.watch import eager, uncompiled
@@ -31,6 +32,17 @@ def kinds_of(model: nn.Module, query: bool = False) -> tuple[str, ...]:
     own = [GRADCAM] if getattr(inner, "num_classes", None) != 0 else []
     found = [kind for kind, collector in COLLECTORS.items() if collector.suits(inner)]
     return (*own, *(kind for kind in found if query or kind != QUERY))
+
+
+def check_kinds(model: nn.Module, kinds: Sequence[str], name: str) -> None:
+    """Refuse kinds that nobody knows, or that a model, called so, lacks."""
+    there = kinds_of(model, QUERY in kinds)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown("kind", kind, KINDS)
+        if kind not in there:
+            has = ", ".join(there) or "nothing to look at"
+            raise ValueError(f"{name} has no {kind} to look at; it has {has}; {kind}: {KNOWN[kind]['where']}")
 
 
 def look_inside(
@@ -110,12 +122,7 @@ def _checked(model: nn.Module, kinds: str | Iterable[str] | None, query: bool) -
     if query != (QUERY in kinds):
         hint = f"query is given, the kind query not among {', '.join(kinds)}" if query else "the kind query needs query"
         raise ValueError(f"{hint}; expected both or none, such as query=[(12, 30)]")
-    has = ", ".join(there) or "nothing to look at"
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ValueError(f"kind {kind!r} is not known; choose among {', '.join(KINDS)}")
-        if kind not in there:
-            raise ValueError(f"{name} has no {kind} to look at; it has {has}; {kind}: {KNOWN[kind]['where']}")
+    check_kinds(model, kinds, name)
     if not kinds:
-        raise ValueError(f"no kind was asked for; {name} has {has}")
+        raise ValueError(f"no kind was asked for; {name} has {', '.join(there) or 'nothing to look at'}")
     return kinds

@@ -20,15 +20,15 @@ from ..data.loading import Transforms
 from ..data.names import unique_stems as unique
 from ..data.scenes import Scenes
 from ..data.sources.unlabelled import Unlabelled
-from ..errors import UsageError, nearest, printable, unknown
+from ..errors import UsageError, nearest, printable
 from ..files import whole_file, write_json
 from ..provenance import header
 from ..runs.classifier import Classifier
 from ..runs.images import shown_images
 from ..runs.opening import RANDOM, facts_of, is_dense, name_of, open_asked, origin_of, task_of
-from .inside import KINDS, kinds_of, look_inside
+from .inside import check_kinds, kinds_of, look_inside
 from .maps.gradcam import gradcam_looks
-from .maps.map import KNOWN, Look
+from .maps.map import Look
 from .overlay import overlay
 from .request import GRADCAM, QUERY, Request
 from .sheet import overview_sheet
@@ -130,7 +130,7 @@ def explain_images(
 
     `seen` is told how many images are done, and the name of the next.
     """
-    check_kinds(classifier, wanted.kinds or (["query"] if wanted.query else []))
+    check_kinds(classifier.model, wanted.kinds or (["query"] if wanted.query else []), classifier.title)
     target = None if wanted.target is None else class_index(classifier, wanted.target)
     if isinstance(source, Unlabelled):
         source = source.in_channels(classifier.transforms.channels)
@@ -217,16 +217,6 @@ def _titled(look: Look, explained: str, query: Sequence[tuple[int, int]]) -> str
         x, y = query[int(number) - 1]
         return f"({x},{y}){comma}{what}"
     return explained if look.kind == "gradcam" else look.title
-
-
-def check_kinds(classifier: Classifier, kinds: Sequence[str]) -> None:
-    """Refuse kinds that nobody knows, or that this model lacks."""
-    has = kinds_of(classifier.model, "query" in kinds)
-    for kind in kinds:
-        if kind not in KINDS:
-            raise unknown("kind", kind, KINDS)
-        if kind not in has:
-            raise ValueError(f"{classifier.title} has no {kind}, only {', '.join(has)}; {kind}: {KNOWN[kind]['where']}")
 
 
 def class_index(classifier: Classifier, wanted: str) -> int:

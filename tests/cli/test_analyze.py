@@ -9,11 +9,9 @@ from PIL import Image
 from broadsight.analysis import record as analysis_record
 from broadsight.cli.main import main
 from broadsight.runs.opening import task_of
+from tests.analysis.measures.test_measures import NAMES as MEASURES
 from tests.training.small_runs import SIZE, fill, leave_run
 
-# As the documentation has them.
-FEATURES, ATTENTION, TOKENS = ["variance", "dead", "spectrum"], ["entropy", "similarity"], ["tokens", "logits"]
-MEASURES = [*FEATURES, *ATTENTION, *TOKENS, "interaction", "receptive-field", "removal", "front"]
 SMALL = ["--workers", "0", "--device", "cpu"]
 
 

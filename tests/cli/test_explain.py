@@ -192,7 +192,7 @@ def test_unique_stems_and_class_index(vit):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["one", "--kinds", "super-tokens"], "test_vit has no super-tokens, only gradcam, attention; super-tokens: st"),
+        (["one", "--kinds", "super-tokens"], "test_vit has no super-tokens to look at; it has gradcam, attention; "),
         (["one", "--kinds", "atention"], "unknown kind 'atention'; did you mean 'attention'? expected one of gradcam,"),
         (["one", "--kinds", ","], "--kinds ',' names nothing"),
         (["one", "--kinds", "query"], "--kinds query asks for places; expected broadsight explain --query X,Y"),
@@ -226,7 +226,7 @@ def test_refused(arguments, message, folder, capsys):
 
 def test_no_image_at_all_and_dense_runs(folder, capsys):
     line = complaint(capsys, "test_resnet", "--no-pretrained", "two", "--query", "3,4")
-    assert "test_resnet has no query, only gradcam; query: models with attention among places" in line
+    assert "test_resnet has no query to look at; it has gradcam; query: models with attention among places" in line
     line = complaint(capsys, *VIT, "one/text.png", "--out", "out")
     assert line == f"broadsight: one/text.png cannot be read: {NO_IMAGE}"
     assert not (folder / "out").exists()

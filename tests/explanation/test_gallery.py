@@ -68,7 +68,8 @@ def test_bad_input__one_line_and_nothing_changed(photos, capsys, argv, said):
 
 def test_page__names_are_text(tmp_path):
     """Whatever files, classes and models are called: as Markdown is read, there are our links and images alone."""
-    reader = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False}).enable("table")
+    options = {"html": True, "linkify": False, "xhtmlOut": False}
+    reader = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", options).enable("table")
     for name in NASTY:
         entry = {"file": name, "sheet": f"{name}.webp", "predictions": [{"class": name, "probability": 0.5}]}
         model = {"parameters": 1e6, "weights": name}

@@ -129,7 +129,7 @@ def test_look_inside__refused():
     lacking = r"^EMSNet has no super-tokens to look at; it has .*, c-mhsa; super-tokens: stvit_small.*$"
     for kinds, words in (
         (["c-mhsa", "super-tokens"], lacking),
-        ("tokens", "kind 'tokens' is not known; choose among gradcam, attention"),
+        ("tokens", "unknown kind 'tokens'; did you mean 'map-tokens'. expected one of gradcam, attention"),
         ([], "no kind was asked for; EMSNet has gradcam"),
     ):
         refused(words, look_inside, make_model("emsnet_xxtiny"), image, kinds)

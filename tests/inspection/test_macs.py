@@ -1,34 +1,20 @@
 """Counts of executed products against sums done by hand."""
 
 import pytest
-import timm
+import timm.layers
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from broadsight.inspection.macs import count_calls, executed_macs
 from tests.analysis.measures.toy_models import Made
 from tests.zoo import SMALLEST, shallow
 
 
-class Attention(nn.Module):
-    """(B, C, H, W) -> the same; fused, or as three steps."""
-
-    def __init__(self, dim: int, heads: int, fused: bool):
-        super().__init__()
-        self.heads, self.fused = heads, fused
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        B, C, H, W = x.shape
-        qkv = self.qkv(x.flatten(2).mT).reshape(B, H * W, 3, self.heads, C // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        if self.fused:
-            y = F.scaled_dot_product_attention(q, k, v)
-        else:
-            y = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
-        return self.proj(y.transpose(1, 2).reshape(B, H * W, C)).mT.reshape(B, C, H, W)
+def attention(dim: int, heads: int, fused: bool) -> nn.Module:
+    """(B, C, H, W) -> (B, N, C); fused, or as three steps."""
+    model = Made(lambda self, x: self.attn(x.flatten(2).mT), attn=timm.layers.Attention(dim, heads))
+    model.attn.fused_attn = fused
+    return model
 
 
 def needs_values() -> nn.Module:
@@ -47,7 +33,7 @@ def test_executed__layers_attention_and_a_known_model():
     tokens, dim = 5 * 7, 16
     by_hand = tokens * dim * 3 * dim + 2 * tokens * tokens * dim + tokens * dim * dim
     for fused in (False, True):
-        assert executed_macs(Attention(dim, 4, fused), (5, 7), in_chans=dim) == by_hand
+        assert executed_macs(attention(dim, 4, fused), (5, 7), in_chans=dim) == by_hand
     assert executed_macs(timm.create_model("resnet18"), (224, 224)) / 1e9 == pytest.approx(1.814, abs=5e-4)
 
 

@@ -111,11 +111,10 @@ def test_page__loads_nothing_and_is_utf8():
     assert policy.startswith("default-src 'none'; img-src data:;") and "script-src 'sha256-" in policy
 
 
-@pytest.mark.parametrize(
-    "name",
-    [NASTY, *(one for one in NASTY_NAMES if one and not re.search("[\r\n]", one))],
-    ids=lambda name: ascii(name)[:12],
-)
+NAMES = [NASTY, *(one for one in NASTY_NAMES if one and not re.search("[\r\n]", one))]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:12])
 def test_text__of_any_name_is_escaped(name):
     """All elements and attributes are those of a harmless name."""
     page, plain = read(whole(name)), read(whole())

@@ -172,25 +172,19 @@ def token_votes(
         said = [x.argmax(-1).cpu() for x in (answers.tokens, answers.groups, answers.aggregate)]
         votes.append(said if answers.labels is None else [*said, answers.labels.cpu()])
 
-    hear_tokens(model, images, labels, hear, batch_size=batch_size, seen=seen)
-    return _counted(series, *map(torch.cat, zip(*votes, strict=True)))
-
-
-def _counted(
-    series: str, tokens: Tensor, groups: Tensor, aggregate: Tensor, labels: Tensor | None = None
-) -> TokenVotes:
-    """From the classes that tokens (N, G, T), groups (N, G) and the aggregate (N,) vote for."""
-
     def error(values: Tensor) -> float | None:
         """The standard error of their mean (N,)."""
         return float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
 
+    hear_tokens(model, images, labels, hear, batch_size=batch_size, seen=seen)
+    tokens, groups, aggregate, *labelled = map(torch.cat, zip(*votes, strict=True))  # N G T, N G, N and perhaps N
     differing = (tokens != aggregate[:, None, None]).double()
     per_token = differing.mean(0)  # G T
     within = (tokens != groups[:, :, None]).double().mean((0, 2))
     bias = bias_error = token_error = None
     biases: list[float | None] = [None] * groups.shape[1]
-    if labels is not None:
+    if labelled:
+        (labels,) = labelled
         wrong = (aggregate != labels).double()
         bias, bias_error = wrong.mean().item(), error(wrong)
         token_error = (tokens != labels[:, None, None]).double().mean().item()
