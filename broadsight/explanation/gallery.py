@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..data.decoding import open_image
-from ..data.names import address, markdown, markdown_block, markdown_code
+from ..data.names import address, markdown, markdown_block, markdown_code, unique_stems
 from ..errors import UsageError
 from ..files import check_creatable, whole_folder, write_json, write_text
 from ..options import TIMM_NAMES
@@ -52,7 +51,7 @@ def gallery(
     records: list[dict[str, Any]] = []
     page.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder, replace=True) as unfinished:
-        names = _unique([classifier.title for classifier, _ in models])
+        names = _folders([classifier.title for classifier, _ in models])
         for name, (classifier, weights), source in zip(names, models, sources, strict=True):
 
             def seen(more: int, what: str, before: int = done, name: str = name) -> None:
@@ -138,12 +137,7 @@ def _page(record: Mapping[str, Any], folder: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _unique(titles: Sequence[str]) -> list[str]:
+def _folders(titles: Sequence[str]) -> list[str]:
     """Names that are good for folders, with a number where two are the same."""
-    names: dict[str, str] = {}  # by their form in which case is nothing
-    for title in titles:
-        first = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.") or "model"
-        numbered = chain([first], (f"{first}-{number}" for number in count(2)))
-        name = next(name for name in numbered if name.casefold() not in names)
-        names[name.casefold()] = name
-    return list(names.values())
+    names = [re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-.") or "model" for title in titles]
+    return unique_stems([f"{name}.webp" for name in names])

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -309,14 +308,11 @@ def write_files(
 
 def _keys(looks: Sequence[Look]) -> list[str]:
     """A name for each look that is good for a file: its kind, its layer's number, what it shows."""
-    taken: Counter[str] = Counter()
     keys = []
     for look in looks:
         words = re.sub(r"\W+", "-", look.title, flags=re.ASCII).strip("-")[:60]
-        key = f"{look.kind}-{look.depth + 1:02d}" + (f"-{words}" if words else "")
-        taken[key] += 1
-        keys.append(key if taken[key] == 1 else f"{key}-{taken[key]}")
-    return keys
+        keys.append(f"{look.kind}-{look.depth + 1:02d}" + (f"-{words}" if words else ""))
+    return unique([f"{key}.png" for key in keys])
 
 
 def record_of(

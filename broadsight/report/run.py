@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from PIL import Image
 from torch import Tensor
 
@@ -38,12 +39,8 @@ from .page import render
 
 EVALUATION, PREDICTIONS, RESULTS = "evaluation.json", "predictions.csv", "results.json"
 SHOWN = 24  # images of a kind
-# Settings of a recipe that a reader looks for, in the order of a report.
-SETTINGS = {"epochs": "epochs", "batch": "batch_size", "image": "image_size", "optimizer": "optimizer"}
-SETTINGS |= {"learning rate": "lr", "weight decay": "weight_decay", "warm-up epochs": "warmup_epochs"}
-SETTINGS |= {"mixup": "mixup", "cutmix": "cutmix", "erasing": "erasing", "auto-augment": "auto_augment"}
-SETTINGS |= {"label smoothing": "smoothing", "drop path": "drop_path", "distillation": "distill"}
-SETTINGS |= {"weights averaged": "ema", "precision": "precision"}
+# Settings of a recipe that a reader looks for, in the order of a report, by what it calls them.
+SETTINGS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text("utf-8"))
 
 
 def write_evaluation(evaluation: Any, folder: Path | None) -> Any:
