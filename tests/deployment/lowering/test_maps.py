@@ -6,8 +6,8 @@ from torch import nn
 from broadsight.deployment.graph import capture, prepare
 from broadsight.deployment.lowering import lower
 from broadsight.layers import ChannelMlp
-from tests.zoo import shallow
 from tests.compare import randomize
+from tests.zoo import shallow
 
 
 def test_blocks_of_mat__are_convolutions_and_norms_of_tokens():
