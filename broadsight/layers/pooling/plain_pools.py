@@ -109,7 +109,9 @@ class FourierPool(PlainPool):
         (cos_h, sin_h), (cos_w, sin_w) = self.waves(x.shape[2], x), self.waves(x.shape[3], x)
         cosine, sine = x @ cos_w.mT, x @ sin_w.mT  # B C H f
         real, imaginary = cos_h @ cosine - sin_h @ sine, cos_h @ sine + sin_h @ cosine  # B C f f
-        return (real.square() + imaginary.square() + torch.finfo(x.dtype).tiny).sqrt()
+        wide = torch.promote_types(x.dtype, torch.float32)  # float16 has no squares below 1e-7
+        squares = real.to(wide).square() + imaginary.to(wide).square()
+        return (squares + torch.finfo(wide).tiny).sqrt().to(x.dtype)
 
     def waves(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines over one axis, divided by its length. Each (frequencies, length)."""

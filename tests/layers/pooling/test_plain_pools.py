@@ -167,3 +167,9 @@ def test_fourier__constant_map_by_hand():
     expected = torch.zeros(1, 10, 4, 4, dtype=torch.float64)
     expected[:, :, 0, 0] = 3
     assert_close(magnitudes, expected, tolerance=1e-6)
+
+
+@torch.no_grad()
+def test_fourier__float16_keeps_small_magnitudes():
+    pool, x = fourier().half(), (1e-3 * torch.randn(2, CHANNELS[-1], 6, 4)).half()
+    assert_close(pool.magnitudes(x).double(), pool.magnitudes(x.double()), tolerance=1e-2)
