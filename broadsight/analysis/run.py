@@ -115,7 +115,7 @@ def analyze_models(request: Request, measure: Measure, progress: Progress) -> An
             start = time.monotonic()
             images = Batches(subject, source, labels=labels, strict=request.strict, skipped=skipped, **loading)
             try:
-                results[subject.label] = _measured(measure, images, taken(measure.run, settings), seen)
+                results[subject.label] = _measured(measure, images, measure.of_run(settings), seen)
             except KeyboardInterrupt:
                 if not results:
                     raise
@@ -213,7 +213,7 @@ def analyze_front(request: Request, measure: Measure, progress: Progress) -> Ana
                 known += read_points(subject.source, axis, about | dict(title=label, conditions=timed))
         return known + paper_points(published, axis) + competitor_points(tables.values(), axis)
 
-    results = measure.run(points, **taken(measure.run, settings))
+    results = measure.run(points, **measure.of_run(settings))
     found = _noted(found, skipped, subjects, measure.notes(results))
     how["seconds"] = time.monotonic() - started
     return Analysis(request, measure, tuple(subjects), results, {}, settings, found, skipped, how)

@@ -53,6 +53,10 @@ class Measure:
                 raise ValueError(f"{name}={value}; expected a value like {usual[name]}")
         return usual | dict(given)
 
+    def of_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that `run` takes."""
+        return taken(self.run, settings)
+
 
 def taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a function takes."""

@@ -23,6 +23,7 @@ from broadsight.layers.kernels import slices
 from tests.analysis.measures.toy_models import Attends, Made
 from tests.compare import randomize
 from tests.inspection.timm_models import created, images
+from tests.refusals import refused
 from tests.training.small_runs import refusal
 from tests.zoo import SMALLEST, shallow
 
@@ -386,8 +387,7 @@ SIZES = [torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 96, 64)]
     ],
 )
 def test_refused__what_are_no_images_of_one_size(given, words):
-    with pytest.raises(ValueError, match=words):
-        attention_entropy(created("test_vit"), given)
+    refused(words, attention_entropy, created("test_vit"), given)
 
 
 def test_refused__no_batch_size_no_model_and_none_with_attention():
@@ -397,8 +397,7 @@ def test_refused__no_batch_size_no_model_and_none_with_attention():
     for name in ("test_resnet", "test_convnext", "mixer_s32_224", "efficientvit_b0"):
         model = created(name)
         words = f"^{type(model).__name__} has no attention weights; looked for .*pass a vision transformer"
-        with pytest.raises(ValueError, match=words):
-            attention_entropy(model, images(name))
+        refused(words, attention_entropy, model, images(name))
 
 
 def test_watching__goes_on_after_a_failure_that_the_model_expects_and_compiles_nothing():

@@ -14,6 +14,7 @@ from broadsight import analysis
 from broadsight.analysis.measures import MEASURES, check_suits, find_measure, front, logits, suiting
 from broadsight.analysis.measures.base import taken
 from tests.evaluation.test_robustness import bright, finds_bright
+from tests.refusals import refused
 from tests.training.small_runs import refusal
 
 # As the documentation has them.
@@ -85,7 +86,7 @@ def test_options_are_arguments(name):
     assert 1 <= measure.least <= measure.samples
     usual = measure.settings({})
     assert set(usual) == set(measure.options)
-    run, plot = taken(measure.run, usual), taken(measure.plot, usual)
+    run, plot = measure.of_run(usual), taken(measure.plot, usual)
     assert {**run, **plot} == usual
     if name != "front":
         assert {"batch_size", "seen"} <= set(inspect.signature(measure.run).parameters)
@@ -129,8 +130,7 @@ def test_kinds_of_options():
         assert MEASURES[name].settings(given).items() >= given.items()
     wrong = [("interaction", "pairs", "many"), ("interaction", "pairs", True), ("interaction", "baseline", True)]
     for name, option, value in (*wrong, ("similarity", "with_itself", 1), ("logits", "view", 3)):
-        said = refusal(lambda name=name, option=option, value=value: MEASURES[name].settings({option: value}))
-        assert f"{option}={value}; expected a value like" in said
+        refused(f"{option}={value}; expected a value like", MEASURES[name].settings, {option: value})
 
 
 def test_rows_of_entropy_logits_and_fronts_over_all_that_is_known():
