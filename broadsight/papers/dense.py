@@ -1,7 +1,7 @@
 """The papers' dense tables: how each row is built, and counted without what depends on an image's content."""
 
 from collections.abc import Callable, Iterator
-from decimal import ROUND_DOWN, ROUND_HALF_UP
+from decimal import ROUND_HALF_UP
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -16,33 +16,14 @@ from .macs import LAYERS, OLD_PROFILER, PRODUCTS, Convention
 from .tables import Row, more_rows
 
 PAPERS = ("emsnet", "mat", "partialformer", "map")
-COCO, ADE20K, PERSON = (CLASSES[task] for task in ("detect", "segment", "keypoints"))
-# Classes, and (H, W) of the image that operations are counted for.
-SETTINGS: dict[str, tuple[int, tuple[int, int]]] = {
-    "retinanet": (COCO, (800, 1280)),
-    "mask_rcnn": (COCO, (800, 1280)),
-    "cascade_mask_rcnn": (COCO, (800, 1280)),
-    "ssdlite": (COCO, (320, 320)),
-    "simple_baseline": (PERSON, (256, 192)),
-    "semantic_fpn": (ADE20K, (512, 2048)),
-    "upernet": (ADE20K, (512, 2048)),
-}
 # MAP's tables count batch norms beside the layers: without them four of the eight plain models fall short.
 NORMED_LAYERS = Convention("layers, batch norms", layers_only=True, batch_norm=2)
 CONVENTIONS = {"emsnet": OLD_PROFILER, "mat": LAYERS, "partialformer": PRODUCTS}
 # MAP's rows are built twice. First with the tokens of the registered model's pool, as section 4.3 has it; ResNet50 is
 # the ResNet-D that Table S6 calls MAP-R50, under the pool of Table S1, since only so its operations are the printed.
 POOLED: dict[str, tuple[str, dict[str, Any]]] = {"map_resnet50": ("map_resnet50d", dict(groups=2, attn_dim=192))}
-# Then ", fitted": with a neck of learned tokens, whose widths were chosen because they fit the parameters of all rows;
-# the MLP is in two channel groups as in the pools.
+# Then ", fitted": with a neck of learned tokens, of widths that fit the parameters; in two channel groups as the pools.
 FITTED = ", fitted"
-WIDTHS = {"resnet50": 1024, "pvt_small": 512, "convnext_tiny": 384, "convnext_small": 384}
-# Tables whose figures are cut off, not rounded: 26.66 M is printed as 26. Operations of EMSNet's may be either.
-ROUNDINGS = {
-    "Table 3.3: retinanet": {"params": (ROUND_DOWN,), "macs": (ROUND_DOWN, ROUND_HALF_UP)},
-    "Table 3.4: mask_rcnn": {"params": (ROUND_DOWN,), "macs": (ROUND_DOWN, ROUND_HALF_UP)},
-    "Table 5.4: mask_rcnn": {"params": (ROUND_DOWN,), "macs": (ROUND_DOWN,)},
-}
 
 
 def rows(tables: dict[str, Any]) -> Iterator[Row]:
@@ -51,12 +32,11 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
     listed = [(p, e["task"], e["backbone"], e["params"], e["macs"]) for p in PAPERS for e in tables[p]["dense"]]
     listed += [("map", *row) for row in more["baselines"]]
     for paper, task, backbone, params, macs in listed:
-        height, width = SETTINGS[task][1]
         for name in (backbone, backbone + FITTED) if backbone.startswith("map_") else (backbone,):
             build: Callable[[], nn.Module] | str = partial(DenseModel, task, name)
             if task == "upernet" and find_spec("segmentation_models_pytorch") is None:
                 build = "segmentation-models-pytorch is not installed; pip install broadsight[seg]"
-            figures = {"params": params, f"macs at {height}x{width}": macs}
+            figures = {"params": params, f"macs at {more['sizes'][task]}": macs}
             yield f"{more['tables'][paper][task]}: {task} on {name}", figures, build
 
 
@@ -67,7 +47,8 @@ def convention(name: str) -> Convention:
 
 def roundings(row: str, figure: str) -> tuple[str, ...]:
     """How the table of a row, with its name, may have come to the printed digits."""
-    return ROUNDINGS.get(row.partition(" on ")[0], {}).get(figure.partition(" ")[0], (ROUND_HALF_UP,))
+    table = more_rows("dense")["roundings"].get(row.partition(" on ")[0], {})
+    return tuple(table.get(figure.partition(" ")[0], (ROUND_HALF_UP,)))
 
 
 class DenseModel(Counted):
@@ -76,7 +57,7 @@ class DenseModel(Counted):
     def __init__(self, task: str, backbone: str):
         stages = _stages(backbone)
         with torch.device("meta"):
-            super().__init__(HEADS[task].build(stages, SETTINGS[task][0]))
+            super().__init__(HEADS[task].build(stages, CLASSES[HEADS[task].task]))
 
 
 @lru_cache(maxsize=32)  # the same for all tasks, and slow to open
@@ -85,6 +66,7 @@ def _stages(backbone: str) -> Stages:
     name, arguments = POOLED.get(backbone, (backbone, {}))
     if backbone.endswith(FITTED):
         name = backbone.removeprefix("map_").removesuffix(FITTED)
-        own = dict(neck="tokens", neck_args=dict(dim=WIDTHS[name], mlp_groups=2))
+        width = int(more_rows("dense")["fitted_widths"][name])
+        own = dict(neck="tokens", neck_args=dict(dim=width, mlp_groups=2))
     with torch.device("meta"):
         return open_stages(name, **own, **arguments)

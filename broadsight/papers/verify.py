@@ -29,16 +29,7 @@ from .tables import published as published
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
 Measured = tuple[float, float | None, str]  # ours, executed, how it was counted
 SIZE = (224, 224)
-SOURCES = {
-    "stvit": "Huang et al., CVPR 2023, supplement, Tables I, II",
-    "emsnet": "thesis, chapter 3, Tables 3.1, 3.5, 3.7, 3.9",
-    "mat": "thesis, chapter 4, Tables 4.2, 4.4, 4.9",
-    "partialformer": "thesis, chapter 5, Table 5.1 and section 5.3.3",
-    "map": "MAP, WACV 2025, Tables 1-3, 6, 8, 9; supplement, Tables 1, 4, 6, 7",
-    "context_broadcast": "Hyeon-Woo et al., ICCV 2023, supplement, Tables S1, S3, S5, S6",
-    "pvt": "Wang et al., ICCV 2021 (arXiv:2102.12122)",
-    "localvit": "Li et al., arXiv:2104.05707",
-}
+SOURCES: dict[str, str] = more_rows("sources")  # by family
 # What has a file of its own: tables of some families, and the tables of detectors and the like of all papers.
 TABLES: dict[str, ModuleType] = {"map": map_tables, "context_broadcast": broadcast_tables, "dense": dense_tables}
 SUBJECTS = (*SOURCES, "dense")  # what can be verified

@@ -3,16 +3,20 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from ..layers import MultiTokenPool
 
 Shape = tuple[int, ...]
+_NAMES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
 def pool_from_release(pool: MultiTokenPool, released: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -137,31 +141,9 @@ def _convolution(shape: Shape, groups: int) -> Shape:
     return (math.prod(shape[:-1]) // groups, shape[-1], 1, 1) if len(shape) > 1 else _vector(shape, groups)
 
 
-_NORM = r"(weight|bias|running_mean|running_var|num_batches_tracked)"
-_LAYER = r"(weight|bias)"
-_GROUP = "mmcap.mmcap.{g}."
-_GRAM = _GROUP + "gram_token_extraction."
-
-# Pattern of our name, released name, shape of a released tensor. {g} is the group, {merge} the module that leads from
-# the backbone's maps to one map, {linear} what the release calls the linear layer of its token classifiers.
-_POOL_RULES: list[tuple[str, str, Callable[[Shape, int], Shape]]] = [
-    (r"merge\.weight", "mmcap.{merge}.0.weight", _convolution),
-    (rf"merge\.norm\.{_NORM}", r"mmcap.{merge}.1.\1", _vector),
-    (r"gram\.reduce", _GRAM + "ch_reduction.0.weight", _convolution),
-    (rf"gram\.reduce_norm\.{_NORM}", _GRAM + r"ch_reduction.1.\1", _vector),
-    (r"gram\.embed", _GRAM + "bp_reduction.0.weight", _convolution),
-    (rf"gram\.embed_norm\.{_NORM}", _GRAM + r"bp_reduction.1.\1", _vector),
-    (r"learned", _GROUP + "x_cls", lambda shape, groups: (1, *shape[1:])),
-    (rf"blocks\.(\d+)\.(norm[12])\.{_LAYER}", _GROUP + r"attention.\1.\2.\3", _vector),
-    (rf"blocks\.(\d+)\.([qkv]|proj)\.{_LAYER}", _GROUP + r"attention.\1.attn.\2.\3", _linear),
-    (rf"blocks\.(\d+)\.mix_before\.{_LAYER}", _GROUP + r"attention.\1.attn.w1.\2", _linear),
-    (rf"blocks\.(\d+)\.mix_after\.{_LAYER}", _GROUP + r"attention.\1.attn.w2.\2", _linear),
-    (rf"blocks\.(\d+)\.mlp\.(fc[12])\.{_LAYER}", _GROUP + r"attention.\1.mlp.\2.\3", _convolution),
-    (rf"classifier\.norm\.{_LAYER}", r"heads.{g}.norm.\1", _vector),
-    (rf"classifier\.fc\.{_LAYER}", r"heads.{g}.{linear}\1", _linear),
-    (rf"average_classifier\.norm\.{_LAYER}", r"self_dt_heads.{g}.norm.\1", _vector),
-    (rf"average_classifier\.fc\.{_LAYER}", r"self_dt_heads.{g}.head.\1", _linear),
-]
+# What a tensor of ours becomes in the release, by the names of `released_map.yaml`.
+_FORMS: dict[str, Callable[[Shape, int], Shape]] = {"vector": _vector, "linear": _linear, "convolution": _convolution}
+_FORMS["tokens"] = lambda shape, groups: (1, *shape[1:])
 
 
 def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "") -> Translation:
@@ -177,17 +159,18 @@ def _pool_translation(pool: MultiTokenPool, cap: bool = False, prefix: str = "")
         return prefix + name
 
     own, sources = pool.state_dict(), {}
-    for (key, value), (pattern, template, released_shape) in itertools.product(own.items(), _POOL_RULES):
+    for (key, value), (pattern, template, form) in itertools.product(own.items(), _NAMES["pool"]):
         if match := re.fullmatch(pattern, key):
             template = match.expand(template)
             groups = pool.groups if "{g}" in template else 1
             names = tuple(full(template, group) for group in range(groups))
-            sources[key] = Source(names, (released_shape(tuple(value.shape), groups),))
+            sources[key] = Source(names, (_FORMS[form](tuple(value.shape), groups),))
     constants = {}
     if pool.gram is not None:
         rows, columns = torch.triu_indices(pool.gram.gram_dim, pool.gram.gram_dim, device="cpu")
         triangle = rows * pool.gram.gram_dim + columns
-        constants = {full(_GRAM + "bp_index", group): triangle for group in range(pool.groups)}
+        place = "mmcap.mmcap.{g}.gram_token_extraction.bp_index"
+        constants = {full(place, group): triangle for group in range(pool.groups)}
     return Translation(own, sources, constants, unused=re.escape(prefix) + r"heads\." if pool.light else None)
 
 
@@ -195,45 +178,13 @@ def _is_count(key: str) -> bool:
     return key.endswith("num_batches_tracked")
 
 
-def _renamed(*rules: tuple[str, str | Callable[[re.Match[str]], str]]) -> Callable[[str], str]:
+def _renamed(rules: Sequence[tuple[str, str]], name: str) -> str:
     """The first rule whose pattern begins the name replaces that beginning; other names stay."""
-
-    def rename(name: str) -> str:
-        for pattern, replacement in rules:
-            changed, count = re.subn(f"^(?:{pattern})", replacement, name)
-            if count:
-                return changed
-        return name
-
-    return rename
-
-
-# The released blocks are sequences of convolution, norm, ReLU, twice; the stem is the first block of the first stage.
-_MOBILENET_LAYERS = {"conv_dw": 0, "bn1": 1, "conv_pw": 3, "bn2": 4}
-_mobilenet = _renamed(
-    (r"conv_stem\.", "layers.0.0.0."),
-    (r"bn1\.", "layers.0.0.1."),
-    (r"blocks\.0\.(\d+)\.(\w+)\.", lambda m: f"layers.0.{int(m[1]) + 1}.{_MOBILENET_LAYERS.get(m[2], m[2])}."),
-    (r"blocks\.(\d+\.\d+)\.(\w+)\.", lambda m: f"layers.{m[1]}.{_MOBILENET_LAYERS.get(m[2], m[2])}."),
-)
-# Every released convolution is followed by its norm in a sequence; timm's stem also counts the activations.
-_resnet = _renamed(
-    (r"conv1\.(\d+)\.", lambda m: f"stem.{int(m[1]) // 3}.{int(m[1]) % 3}."),
-    (r"bn1\.", "stem.2.1."),
-    (r"(layer\d\.\d+)\.conv(\d)\.", r"\1.conv\2.0."),
-    (r"(layer\d\.\d+)\.bn(\d)\.", r"\1.conv\2.1."),
-    (r"(layer\d\.\d+\.se)\.fc1\.", r"\1.1.0."),
-    (r"(layer\d\.\d+\.se)\.bn\.", r"\1.1.1."),
-    (r"(layer\d\.\d+\.se)\.fc2\.", r"\1.2."),
-)
-_pit = _renamed((r"transformers\.(\d)\.pool\.", lambda m: f"pools.{int(m[1]) - 1}."))
-_convnext = _renamed(
-    (r"stem\.", "downsample_layers.0."),
-    (r"stages\.(\d)\.downsample\.", r"downsample_layers.\1."),
-    (r"stages\.(\d)\.blocks\.(\d+)\.conv_dw\.", r"stages.\1.\2.dwconv."),
-    (r"stages\.(\d)\.blocks\.(\d+)\.mlp\.fc(\d)\.", r"stages.\1.\2.pwconv\3."),
-    (r"stages\.(\d)\.blocks\.(\d+)\.", r"stages.\1.\2."),
-)
+    for pattern, replacement in rules:
+        changed, count = re.subn(f"^(?:{pattern})", replacement, name)
+        if count:
+            return changed
+    return name
 
 
 class Model(NamedTuple):
@@ -246,11 +197,9 @@ class Model(NamedTuple):
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-MODELS = dict(map_mobilenetv1=Model(_mobilenet, head="fc."), map_resnet50=Model(_resnet), map_pit_s=Model(_pit))
-MODELS |= {f"map_convnext_{size}": Model(_convnext) for size in ("tiny", "small")}
-MODELS |= {f"map_maxvit_{size}": Model(str) for size in ("tiny", "small")}
-RECOMPUTED = r"levels\..*\.relative_(bias|coords_table|position_index)$"
-MODELS["map_faster_vit_3"] = Model(str, recomputed=RECOMPUTED, twin=(".to_global_feature.pos.", ".pos_embed."))
+MODELS: dict[str, Model] = {}
+for _name, _own in _NAMES["models"].items():
+    MODELS[_name] = Model(partial(_renamed, _NAMES["backbones"].get(_own.pop("backbone", None), ())), **_own)
 
 
 def _model_translation(architecture: str, model: nn.Module) -> Translation:

@@ -24,9 +24,13 @@ CHANNELS = (64, 128, 256, 512)  # of resnet18
 GRIDS = [(200 * 320) // 4**i for i in range(4)]  # positions of an 800x1280 image at strides 4 to 32
 
 
+def size_of(task: str) -> list[int]:
+    return [int(side) for side in more_rows("dense")["sizes"][task].split("x")]
+
+
 def measured(task: str, backbone: str) -> tuple[float, float]:
     """Parameters in M and operations in G, as the row's paper counts them."""
-    model, (_, size) = DenseModel(task, backbone), dense_tables.SETTINGS[task]
+    model, size = DenseModel(task, backbone), size_of(task)
     macs = sum(count(model, (1, 3, *size), convention=convention(f"{task} on {backbone}")))
     return sum(p.numel() for p in model.parameters()) / 1e6, macs / 1e9
 
@@ -142,7 +146,7 @@ def test_rows__what_cannot_be_built_says_why_and_conventions_are_the_papers(monk
     assert roundings("Table 5.4: mask_rcnn on partialformer_b1", "params") == ("ROUND_DOWN",)
     assert roundings("Table 5.4: retinanet on partialformer_b1", "macs at 800x1280") == ("ROUND_HALF_UP",)
     known = {row.partition(" on ")[0] for row, _, _ in rows(PRINTED)}
-    assert dense_tables.ROUNDINGS.keys() <= known
+    assert more_rows("dense")["roundings"].keys() <= known
 
 
 def test_verify__states_of_rows(monkeypatch):
@@ -201,7 +205,7 @@ def test_notes__of_convnext_and_emsnet(monkeypatch):
         neck = dense_tables._stages(f"map_{backbone}, fitted").neck
         assert isinstance(neck, MultiTokenNeck)
         weights = sum(p.numel() for p in neck.parameters()) / 1e9
-        height, width = dense_tables.SETTINGS[task][1]
+        height, width = size_of(task)
         total = measured(task, backbone)[1] + weights * (height // 16) * (width // 16)
         entry = next(e for e in PRINTED["map"]["dense"] if (e["task"], e["backbone"]) == (task, f"map_{backbone}"))
         assert round(total) == int(entry["macs"]) > int(printed)
