@@ -1,6 +1,8 @@
 """Compares a module of ours with its slow reference: outputs, and gradients of the inputs and of every parameter."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.pool import ThreadPool
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +71,22 @@ def assert_all_close(got: Mapping, expected: Mapping, tolerance: float = 1e-9) -
     assert got.keys() == expected.keys()
     for name, one in got.items():
         assert_close(one, expected[name], str(name), tolerance)
+
+
+def assert_identical(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Tensors by name, to the last bit."""
+    assert got.keys() == expected.keys()
+    assert [name for name, one in got.items() if not torch.equal(one, expected[name])] == []
+
+
+def assert_threads_apart(model: nn.Module, module: str, batches: Sequence[Tensor]) -> list[Tensor]:
+    """Two threads, both at a module of a model before either goes on, see nothing of each other; what they should."""
+    expected, barrier = [model(x) for x in batches], threading.Barrier(2)
+    model.get_submodule(module).register_forward_pre_hook(lambda *_: barrier.wait(60) < 0 or None)
+    with ThreadPool(2) as threads:
+        got = threads.map(torch.no_grad()(model.forward), batches, chunksize=1)
+    assert_all_close(dict(enumerate(got)), dict(enumerate(expected)), 1e-5)
+    return expected
 
 
 @torch.no_grad()

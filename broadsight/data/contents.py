@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,10 +19,10 @@ def contents(parts: Mapping[str, Any]) -> dict[str, str]:
     return {key: _of_part(source) for key, source in parts.items() if hasattr(source, "vouch")}
 
 
-def same_contents(stored: Mapping[str, Any], found: Mapping[str, Any], parts: Sequence[str] = ("train", "val")) -> bool:
+def same_contents(stored: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     """Whether two descriptions of data have the same content in all parts that both know."""
     old, new = stored.get("contents") or {}, found.get("contents") or {}
-    return all(old[part] == new[part] for part in parts if part in old and part in new)
+    return all(old[part] == new[part] for part in old.keys() & new.keys())
 
 
 def _of_part(source: Any) -> str:

@@ -76,12 +76,12 @@ def address(path: str) -> str:
     return quote(os.fsencode(path), safe="/")
 
 
-def file_stem(name: str, otherwise: str = "image") -> str:
+def file_stem(name: str) -> str:
     """The name of a file without folders and ending, valid for a new file on any system."""
     stem = _NO_FILE.sub("_", Path(name).stem).rstrip(" .")
     while len(os.fsencode(stem)) > MOST_BYTES:
         stem = stem[:-1]
-    return stem.rstrip(" .") or otherwise
+    return stem.rstrip(" .") or "image"
 
 
 def unique_stems(names: Sequence[str], taken: Iterable[str] = ()) -> list[str]:

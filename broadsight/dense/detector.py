@@ -14,7 +14,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import ExtraFPNBlock, LastLevelMaxPool, LastLevelP6P7
 
-from ..inspection.meta_pass import copied
+from ..inspection.meta_pass import copied, idle_parameters
 from .stages import Stages
 
 WIDTH = 256  # channels of a pyramid
@@ -171,12 +171,8 @@ def freeze_unused(stages: Stages, first: int) -> None:
         except Exception:  # some models need real values
             copy = copied(stages, stages, with_values=True).eval()
             maps = copy(images.to(next(stages.parameters())))
-        sources = {name: p for name, p in copy.named_parameters() if p.requires_grad}
-        total = torch.stack([x.sum() for x in maps[first:]]).sum()
-        gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
-    for name, gradient in zip(sources, gradients, strict=True):
-        if gradient is None:
-            stages.get_parameter(name).requires_grad_(False)
+    for name in idle_parameters(copy, maps[first:]):
+        stages.get_parameter(name).requires_grad_(False)
 
 
 class SteadyBatchNorm2d(nn.BatchNorm2d):

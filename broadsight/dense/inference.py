@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from .pose import Pairs, mirrored_order
+from ..data.dense.transforms import Pairs, mirrored_order
 
 Prediction = dict[str, Tensor]
 

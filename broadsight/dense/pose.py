@@ -1,15 +1,13 @@
 """Heat maps of keypoints: where they peak, in coordinates of `pose_geometry`, and the mean with those of the mirror."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.dense.transforms import Pairs, mirrored_order
 from ..errors import check_choice
-
-Pairs = Sequence[tuple[int, int]]
 
 
 def decode(heatmaps: Tensor, *, stride: int = 4, refine: Literal["quarter", "taylor", "none"] = "quarter") -> Tensor:
@@ -52,12 +50,6 @@ def _taylor(patch: Tensor, inside: Tensor) -> Tensor:
 
 
 REFINEMENTS = {"quarter": _quarter, "taylor": _taylor, "none": lambda patch, inside: patch.new_zeros(inside.shape)}
-
-
-def mirrored_order(count: int, pairs: Pairs) -> list[int]:
-    """Indices of keypoints with those of each pair swapped."""
-    swapped = dict([*pairs, *((right, left) for left, right in pairs)])
-    return [swapped.get(i, i) for i in range(count)]
 
 
 @torch.no_grad()

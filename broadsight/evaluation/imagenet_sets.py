@@ -13,8 +13,10 @@ from textwrap import shorten
 import numpy as np
 
 from ..data.sources.folder import FolderSource, part_of
-from ..data.sources.sample_table import TRAIN, VAL, Listed, in_order, is_image, some
+from ..data.sources.registry import Source
+from ..data.sources.sample_table import TRAIN, VAL, in_order, is_image, some
 from ..data.sources.walking import entries, images_below, is_folder, is_there
+from ..data.view import under
 from ..files import refuse_odd
 from ..runs.names import synsets
 
@@ -60,7 +62,7 @@ class ImageNetSet:
     name: str  # a key of SETS
     title: str
     path: Path  # where the class folders, or the images, are
-    source: Listed
+    source: Source
     kept: np.ndarray | None = None  # the 200 classes that compete, ascending; None if all 1000 do
     accepted: dict[int, tuple[int, ...]] | None = None  # by row the classes that are right; None: the label alone
     notes: tuple[str, ...] = ()
@@ -105,7 +107,7 @@ def open_set(path: str | Path, name: str, channels: int = 3, real: str | Path | 
     indices = indices_of(source.classes)
     assert indices is not None, "the shape of the folder was checked"
     source.classes = tuple(synsets()[index] for index in indices)
-    source = source.under(synsets())
+    source = under(source, synsets())
     if len(source) != info.images:
         notes.append(f"{path} has {len(source):,} images; {info.title} has {info.images:,}")
     return ImageNetSet(name, info.title, path, source, _kept(name).copy() if info.subset else None, notes=tuple(notes))

@@ -38,10 +38,10 @@ class _NoArithmetic(TorchFunctionMode):
 
 
 @lru_cache(maxsize=32)  # several rows of a table may be of one model, which counting leaves alone
-def blank_model(name: str, **kwargs: Any) -> nn.Module:
-    """A timm model without memory for its weights, enough to count with."""
+def blank_model(made: str | Callable[..., nn.Module], *arguments: Any, **kwargs: Any) -> nn.Module:
+    """A timm model, or what a function makes, without memory for its weights, enough to count with."""
     with torch.device("meta"), _NoArithmetic():
-        return timm.create_model(name, **kwargs)
+        return timm.create_model(made, **kwargs) if isinstance(made, str) else made(*arguments, **kwargs)
 
 
 def executed_macs(model: nn.Module, size: tuple[int, int], in_chans: int = 3) -> int:

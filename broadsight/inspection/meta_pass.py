@@ -57,6 +57,15 @@ def copied(pair: Any, model: nn.Module, with_values: bool) -> Any:
     return deepcopy(pair, memo)
 
 
+def idle_parameters(model: nn.Module, outputs: Sequence[Tensor]) -> tuple[str, ...]:
+    """Names of the parameters that could learn and that none of its outputs depends on."""
+    sources = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with torch.enable_grad():
+        total = torch.stack([x.sum() for x in outputs]).sum()
+    gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
+    return tuple(name for name, gradient in zip(sources, gradients, strict=True) if gradient is None)
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Generator[None, None, None]:
     """Restore the attributes of all modules afterwards: some keep parts of a pass in them."""

@@ -1,7 +1,6 @@
 """The papers' dense tables: how each row is built, and counted without what depends on an image's content."""
 
 from collections.abc import Callable, Iterator
-from decimal import ROUND_HALF_UP
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -43,12 +42,6 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
 def convention(name: str) -> Convention:
     """How the paper of a row such as "retinanet on mat_2" counts."""
     return CONVENTIONS.get(name.rpartition(" ")[2].partition("_")[0], NORMED_LAYERS)
-
-
-def roundings(row: str, figure: str) -> tuple[str, ...]:
-    """How the table of a row, with its name, may have come to the printed digits."""
-    table = more_rows("dense")["roundings"].get(row.partition(" on ")[0], {})
-    return tuple(table.get(figure.partition(" ")[0], (ROUND_HALF_UP,)))
 
 
 class DenseModel(Counted):

@@ -39,9 +39,9 @@ FVCORE_MEAN = Convention("fvcore, mean pool", layer_norm=5, batch_norm=2, sample
 OLD_PROFILER = Convention("older profilers", layer_norm=5, batch_norm=2, gelu=1, sample=4, transposed_at_output=True)
 
 
-def published_macs(model: nn.Module, size: tuple[int, int], convention: Convention, in_chans: int = 3) -> int:
+def published_macs(model: nn.Module, size: tuple[int, int], convention: Convention) -> int:
     """Multiply-accumulates of the paper's formulation for one image of size (H, W), as the paper's tool counts them."""
-    return sum(count(model, (1, in_chans, *size), convention=convention))
+    return sum(count(model, (1, 3, *size), convention=convention))
 
 
 def count(model: nn.Module, *shapes: Sequence[int], convention: Convention) -> tuple[int, int]:

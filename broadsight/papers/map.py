@@ -1,7 +1,7 @@
 """The tables of the MAP paper and its supplement: what they print, and how each row is built."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,7 +29,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
     for entry in tables["models"]:
         backbone, pool = entry["backbone"], entry["pool"].split()[0]
         where, name = more["models"][f"{backbone} {pool}"]
-        build = partial(blank_model, name) if timm.is_model(name) else partial(_swapped, backbone, pool)
+        build = partial(blank_model, name) if timm.is_model(name) else partial(blank_model, swap_pool, backbone, pool)
         printed = static_figures(entry) | modules.get(name, {})
         yield f"{where}: {name}", printed, (NO_FASTER_VIT if backbone == "faster_vit_3" else "") or build
     yield "README, Table S9: map_resnet50", static_figures(more["released"]), partial(blank_model, "map_resnet50")
@@ -49,7 +49,7 @@ def rows(tables: dict[str, Any]) -> Iterator[Row]:
         yield f"Table 9: {name}, {step} ({groups} x {tokens})", {"macs": macs}, build
     for where, name, params, macs in more["baselines"]:
         build = partial(blank_model, name) if timm.is_model(name) else "timm has no such model"
-        build = NO_FASTER_VIT or _faster_vit if name == "FasterViT-3" else build
+        build = NO_FASTER_VIT or partial(blank_model, packaged, 1000) if name == "FasterViT-3" else build
         yield f"{where}: {name}", {"params": params, "macs at 320" if "nfnet" in name else "macs": macs}, build
 
 
@@ -76,17 +76,6 @@ SIZES = MODULE_SIZES.copy()
 for i in (1, 2, 3, 4):
     SIZES[f"layers of stage {i}"] = lambda model, i=i: len(model.backbone.get_submodule(f"layer{i}"))
     SIZES[f"channels of stage {i}"] = lambda model, i=i: model.backbone.get_submodule(f"layer{i}.0.conv1").out_channels
-
-
-@lru_cache(maxsize=4)
-def _swapped(backbone: str, pool: str) -> nn.Module:
-    with torch.device("meta"):
-        return swap_pool(backbone, pool)
-
-
-def _faster_vit() -> nn.Module:
-    with torch.device("meta"):
-        return packaged(1000)
 
 
 def _grouped(backbone: str, groups: int, tokens: int, attn_dim: int | None = None) -> nn.Module:

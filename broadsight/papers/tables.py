@@ -1,6 +1,7 @@
 """The published figures, every number as printed: facts of the papers, and in more_rows.yaml what they leave out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from decimal import ROUND_HALF_UP
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -41,6 +42,11 @@ def recorded() -> dict[tuple[str, str, str], str]:
     """Ours of every figure, by family, row and figure, as `benchmarks/record_figures.py` last wrote them."""
     rows = ((family, row, found) for family, some in published("ours.yaml").items() for row, found in some.items())
     return {(family, row, figure): ours for family, row, found in rows for figure, ours in found.items()}
+
+
+def roundings(place: str, figure: str) -> Sequence[str]:
+    """How a family, or a table of dense rows such as "Table 3.3: retinanet", may have come to the printed digits."""
+    return more_rows("roundings").get(place, {}).get(figure.partition(" ")[0], (ROUND_HALF_UP,))
 
 
 def static_figures(entry: dict[str, str]) -> dict[str, str]:

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from fnmatch import fnmatch
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import timm
-import torch
 from rich.table import Table
 from rich.text import Text
 from torch import nn
@@ -23,7 +22,7 @@ from . import broadcast as broadcast_tables
 from . import dense as dense_tables
 from . import map as map_tables
 from .macs import FVCORE, LAYERS, OLD_PROFILER, PRODUCTS, Convention, count
-from .tables import Row, contradictions, more_rows, recorded, static_figures, tables_of
+from .tables import Row, contradictions, more_rows, recorded, roundings, static_figures, tables_of
 from .tables import published as published
 
 Progress = Callable[[int, int | None, str], None]  # steps done, steps in all, what is being done now
@@ -36,8 +35,6 @@ SUBJECTS = (*SOURCES, "dense")  # what can be verified
 # The counting tool that each family's tables fit. docs/models.md says how it was found.
 CONVENTIONS = dict(stvit=FVCORE, emsnet=OLD_PROFILER, mat=FVCORE, partialformer=PRODUCTS, map=LAYERS)
 CONVENTIONS |= dict.fromkeys(("context_broadcast", "pvt", "localvit"), PRODUCTS)
-# The EMSNet tables truncate: one prints 2.5 for the model that another prints as 2.56. Operation counts do either.
-ROUNDINGS = {("emsnet", "params"): (ROUND_DOWN,), ("emsnet", "macs"): (ROUND_DOWN, ROUND_HALF_UP)}
 
 
 @dataclass(frozen=True)
@@ -129,10 +126,11 @@ def _rows(family: str) -> Iterator[Row]:
     for entry in tables["models"]:
         yield entry["model"], static_figures(entry), partial(blank_model, entry["model"])
     for entry in tables.get("isotropic", []):
-        dims, depths = [int(n) for n in entry["channels"]], [int(n) for n in entry["depths"]]
-        position = "relative" if entry["rpe"] == "true" else "none"
-        build = partial(_isotropic, dims, depths, position)
-        yield f"isotropic {dims}, {position} position", static_figures(entry), build
+        dims, depths = (tuple(map(int, entry[key])) for key in ("channels", "depths"))
+        heads = tuple(dim // 32 for dim in dims)  # as Swin, with which it compares; counts hardly depend on it
+        how = dict(stem="patch", position="relative" if entry["rpe"] == "true" else "none", ffn="plain")
+        build = partial(blank_model, STViT, dims, depths, heads, projection=0, **how)
+        yield f"isotropic {[*dims]}, {how['position']} position", static_figures(entry), build
     if ablation := more_rows("ablations").get(family):
         for entry in tables[ablation["table"]]:
             changes = ablation["rows"][entry["variant"]].items()
@@ -141,12 +139,6 @@ def _rows(family: str) -> Iterator[Row]:
     if module := tables.get("attention_module"):
         build = partial(_AttentionModule, *(int(module[name]) for name in ("height", "width", "dim", "heads")))
         yield "one attention module", {"macs": module["mmacs"]}, build
-
-
-def _isotropic(dims: Sequence[int], depths: Sequence[int], position: str) -> nn.Module:
-    heads = [dim // 32 for dim in dims]  # as Swin, with which that table compares; the counts hardly depend on it
-    with torch.device("meta"):
-        return STViT(dims, depths, heads, projection=0, stem="patch", position=position, ffn="plain")
 
 
 class _AttentionModule(PartialAttention):
@@ -174,13 +166,12 @@ def _check(family: str, row: str, printed: dict[str, str], build: Callable[[], n
         if baseline:
             its, its_run, _ = _measure(blank_model(baseline), quantity, convention)
             ours, run = ours - its, None if run is None or its_run is None else run - its_run
-        usual = ROUNDINGS.get((family, figure), (ROUND_HALF_UP,))
-        roundings = dense_tables.roundings(row, figure) if dense else usual
+        allowed = roundings(row.partition(" on ")[0] if dense else family, figure)
         place, status, note = (family, name, figure), "match", ""
         held = recorded().get(place)
         if held is not None and shown(ours) != held:
             status, note = "miss", f"ours is {shown(ours)}, but was {held}: the model has changed"
-        elif not any(_prints(ours, paper, rounding) for rounding in roundings):
+        elif not any(_prints(ours, paper, rounding) for rounding in allowed):
             note = contradictions().get(place, "")
             status = "explained" if note and held else "miss"
         checks.append(Check(family, row, figure, counted, paper, ours, run, status, note))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import first_line
 from ..inspection.layout import layouts_of
-from ..inspection.meta_pass import as_pair, copied, image_channels
+from ..inspection.meta_pass import as_pair, copied, idle_parameters, image_channels
 from ..inspection.meta_pass import image_size as built_for
 
 
@@ -263,13 +263,8 @@ def _with_shapes(pyramid: Pyramid, tapped: list[Any], maps: list[Tensor], model:
 def _idle(backbone: nn.Module, tapped: list[Any], maps: list[Tensor]) -> tuple[str, ...]:
     """Names of the parameters that could learn and that no map depends on."""
     found = [kept[0] if isinstance(kept, tuple) else kept for kept in tapped] + list(maps)
-    if not all(isinstance(x, Tensor) and x.requires_grad for x in found):
-        return ()
-    sources = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
-    with torch.enable_grad():
-        total = torch.stack([x.sum() for x in found]).sum()
-    gradients = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
-    return tuple(name for name, gradient in zip(sources, gradients, strict=True) if gradient is None)
+    learn = all(isinstance(x, Tensor) and x.requires_grad for x in found)
+    return idle_parameters(backbone, found) if learn else ()
 
 
 def _dropped(backbone: nn.Module, pyramid: Pyramid, idle: Sequence[str], images: Tensor) -> tuple[str, ...]:

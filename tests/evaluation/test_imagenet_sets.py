@@ -64,7 +64,8 @@ def held(path: Path) -> list[str]:
 
 def labels(found) -> dict[str, int]:
     """By class folder."""
-    return {name.partition("/")[0]: found.source.label(row) for row, name in enumerate(found.source.names)}
+    source = found.source
+    return {source.name(row).partition("/")[0]: source.label(row) for row in range(len(source))}
 
 
 def test_classes__by_hand():

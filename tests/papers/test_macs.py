@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import yaml
 from timm.layers import LayerNorm2d, SelectAdaptivePool2d
 from torch import Tensor, nn
 
@@ -103,29 +104,7 @@ def test_published__every_block_of_the_pool_counts(convention):
     assert published(1, distill_tokens=1) > published(1)
 
 
-# Parameters in training, in inference (without the averaged tokens' classifiers) and of the light form; G MACs of
-# layers alone and of all products, at 224 pixels.
-MODELS = {
-    "map_mobilenetv1": (4_879_612, None, None, 0.585, 0.587),
-    "resnet50": (38_036_832, 37_265_296, 34_956_688, 4.516, 4.574),
-    "map_resnet50": (42_708_288, 41_165_216, 36_548_000, 4.970, 5.089),
-    "map_pit_s": (36_147_424, 35_375_888, 33_067_280, 2.616, 3.125),
-    "map_convnext_tiny": (47_833_760, 46_290_688, 44_751_616, 4.944, 5.061),
-    "map_convnext_small": (82_837_664, 81_294_592, 78_216_448, 9.190, 9.308),
-    "map_faster_vit_3": (187_338_000, 185_409_160, 181_573_000, 18.750, 18.953),
-    "map_maxvit_tiny": (49_958_408, 48_415_336, 46_876_264, 5.818, 6.119),
-    "map_maxvit_small": (100_939_052, 99_395_980, 96_317_836, 11.817, 12.211),
-    # Two models are without 768 parameters of a final norm that the pooling does not use, and DeiT without the class
-    # token, whose layers would take another 0.021 G.
-    "map_resmlp_24": (43_254_400, 42_482_864, 40_174_256, 6.211, 6.270),
-    "map_deit_small": (35_283_616, 34_512_080, 32_203_472, 4.470, None),
-    "map_resnet50d": (52_313_984, 50_770_912, 46_153_696, 5.600, None),
-    "map_resnet75d": (77_364_096, None, None, 9.698, None),
-    "map_resnet101d": (99_205_368, None, None, 15.100, None),
-    "cap_resnet50": (59_136_040, None, None, 4.534, None),
-}
-
-
+MODELS = yaml.safe_load(Path(__file__).with_name("pooled_models.yaml").read_text("utf-8"))
 # The largest, which test_verify counts too, though only to the digits that are printed.
 LARGEST = ("map_maxvit_small", "map_maxvit_tiny", "map_convnext_small", "map_resnet101d", "map_resnet75d")
 

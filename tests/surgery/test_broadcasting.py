@@ -2,15 +2,15 @@
 
 import copy
 import pickle
-import threading
 from collections.abc import Callable
 from functools import cache, partial
-from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torch.distributed as dist
+import yaml
 from timm.layers import create_feature_extractor
 from timm.models import MlpMixer
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from broadsight.layers import ContextBroadcast
 from broadsight.layers.context_broadcast import KINDS
 from broadsight.layers.kernels import slices
 from broadsight.models import MAT, EMSNet, PartialFormer, STViT
-from tests.compare import assert_close, randomize
+from tests.compare import assert_close, assert_threads_apart, randomize
 from tests.inspection.foreign_blocks import FOREIGN, MORE, SIDE, Residual, TokenModel
 from tests.inspection.test_branches import COUNTS
 from tests.inspection.timm_models import SHRUNK, created
@@ -49,6 +49,7 @@ WORST = dict(vit="end", swin="mid", stvit="end", stvit_plain="end")  # where the
 # At their other sizes windows are padded: what is padded is part of the mean in "mid", not in "end".
 UNPADDED = dict.fromkeys(("swin_tiny_patch4_window7_224", "tiny_vit_5m_224"), 224)
 SIDES = dict(vit=32, swin=56, maxvit=64, mixer=96, pvtv2=64)
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused_broadcasts.yaml").read_text("utf-8"))
 WITHOUT = ("regnetx_002", "dla46_c", "mobilenetv3_small_050", "mobilenetv4_conv_small_035")  # any such block
 DEFAULT = [
     *("convnext_atto", "vit", "deit_tiny_distilled_patch16_224", "cait_xxs24_224", "pit_ti_224", "swin", "maxvit"),
@@ -431,12 +432,7 @@ def test_copies__count_their_own_images():
 def test_threads__do_not_see_each_other():
     """Both threads are inside the first block, with batches of different sizes, before either goes on."""
     model, batches = broadcast("swin", "cb", "attn", "mid"), [images("swin", n) for n in (1, 3)]
-    expected, barrier = [model(x) for x in batches], threading.Barrier(2)
-    model.layers[0].blocks[0].norm1.register_forward_hook(lambda *_: barrier.wait(60) < 0 or None)
-    with ThreadPool(2) as threads:
-        got = threads.map(torch.no_grad()(model.forward), batches, chunksize=1)
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one, other, tolerance=1e-5)
+    assert_threads_apart(model, "layers.0.blocks.0.norm1", batches)
 
 
 @pytest.mark.parametrize("name", ["vit", "swin"])
@@ -598,30 +594,7 @@ def test_refused__a_second_time(name, again):
     assert torch.equal(model(x), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("test_resnet", {}, r"^ResNet has no mlp blocks; looked for modules named or classed like \*mlp\*, \*ffn\* "),
-        ("test_resnet", dict(branch="attn"), "^ResNet has no attn blocks; looked for modules that hold one of qkv, "),
-        ("test_resnet", dict(branch="both"), "^ResNet has no mlp blocks; looked for "),
-        ("test_convnext", dict(branch="attn"), r"no attn blocks; looked for .*; it has mlp blocks \(Mlp\)$"),
-        ("test_convnext", dict(branch="both"), r"no attn blocks; looked for .*; it has mlp blocks \(Mlp\)$"),
-        ("efficientvit_b0", {}, r"no mlp blocks; looked for .*; it has attn blocks \(LiteMLA\)$"),
-        ("vit", dict(kind="cbs"), "^unknown kind 'cbs'; did you mean 'cb'\\? expected one of cb, scaled, gate, "),
-        ("vit", dict(kind="scale"), "^unknown kind 'scale'; did you mean 'scaled'\\? "),
-        ("vit", dict(kind="CB"), "^unknown kind 'CB'; did you mean 'cb'\\? "),
-        ("vit", dict(kind=""), "^unknown kind ''; expected one of cb, "),
-        ("vit", dict(kind=None), "^unknown kind None; expected one of cb, "),
-        ("vit", dict(branch="attention"), "^unknown branch 'attention'; .*expected one of mlp, attn, both$"),
-        ("vit", dict(branch="mpl"), "^unknown branch 'mpl'; did you mean 'mlp'\\? "),
-        ("vit", dict(position="middle"), "^unknown position 'middle'; .*expected one of front, mid, end$"),
-        ("vit", dict(position="ends"), "^unknown position 'ends'; did you mean 'end'\\? "),
-        ("vit_parallel", dict(position="front"), r"^there is no 'front' in blocks.0.mlp_out_proj \(Linear\) .*'end'$"),
-        ("mixer", dict(branch="both", position="mid"), r"^there is no 'mid' in blocks.0.mlp_tokens \(Mlp\) where all "),
-        ("stvit", dict(branch="attn", position="mid"), "^there is no 'mid' in stages.0.blocks.0.attn "),
-        ("mixer", dict(image_size=100), "^MlpMixer does not run on images of 100x100 "),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "words"), REFUSED)
 def test_refused__and_left_as_it_was(name, arguments, words):
     model = make_model(name)
     next(model.children()).train()

@@ -8,6 +8,7 @@ import torch
 
 from broadsight.weights import packaged as packaged_weights
 from broadsight.weights.packaged import load_packaged
+from tests.compare import assert_identical
 from tests.refusals import refused
 
 NAME = "tf_efficientnet_lite0"
@@ -43,10 +44,7 @@ def released(model):
 def test_load_packaged__by_order_with_other_classes_and_grey(model, package):
     package(released(model))
     ours = load_packaged(NAME).eval()
-    loaded = ours.state_dict()
-    assert loaded.keys() == model.state_dict().keys()
-    for key, value in model.state_dict().items():
-        assert torch.equal(loaded[key], value), key
+    assert_identical(ours.state_dict(), model.state_dict())
     config = ours.pretrained_cfg
     assert config["mean"] == (127 / 255,) * 3 and config["std"] == (128 / 255,) * 3
     assert "state_dict" not in config and config["input_size"] == (3, 224, 224)

@@ -20,7 +20,7 @@ from broadsight.weights.released_map import (
     pool_to_release,
 )
 from broadsight.weights.released_stvit import released_tensors
-from tests.compare import assert_all_close, assert_close, randomize
+from tests.compare import assert_all_close, assert_close, assert_identical, randomize
 from tests.golden import checkpoint, images, key_lists
 from tests.refusals import refused
 from tests.zoo import FASTER_VIT, marked, needs_faster_vit
@@ -44,12 +44,6 @@ def weights_in(tensors: Weights) -> Weights:
     return {name[3:]: value for name, value in tensors.items() if name.startswith("sd.")}
 
 
-def assert_same(got: Weights, expected: Weights) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in got.items():
-        assert value.shape == expected[name].shape and torch.equal(value, expected[name]), name
-
-
 SMALL = dict(level=2, dim=12, groups=3, tokens=2, gram_dim=8, gram_groups=2, attn_dim=8, heads=4, mlp_groups=2)
 # With two digits too: numbers in names must not be sorted as text
 VARIANTS = [dict(), dict(head_mixing=True), dict(classifier="linear"), dict(mean_token=False), dict(gram=False)]
@@ -70,14 +64,14 @@ def test_pool__golden_weights_there_and_back(golden, name):
     pool.load_state_dict(ours)
     constants = {key: value for key, value in released.items() if key.endswith("bp_index")}
     assert len(constants) == config["n_groups"] * config["gram"]
-    assert_same(pool_to_release(pool, ours) | constants, released)
+    assert_identical(pool_to_release(pool, ours) | constants, released)
 
 
 def test_pool__every_variant_and_any_subset_there_and_back():
     for changes in VARIANTS:
         pool = small_pool(**changes)
         state = pool.state_dict()
-        assert_same(pool_from_release(small_pool(**changes), pool_to_release(pool, state)), state)
+        assert_identical(pool_from_release(small_pool(**changes), pool_to_release(pool, state)), state)
     pool = small_pool()
     everything = pool_to_release(pool, pool.state_dict())
     gradients = {name: torch.randn_like(p) for name, p in pool.named_parameters() if "blocks" in name}
@@ -88,7 +82,7 @@ def test_pool__every_variant_and_any_subset_there_and_back():
     before = deepcopy(pool.state_dict())
     for value in everything.values():  # copies
         value.zero_()
-    assert_same(pool.state_dict(), before)
+    assert_identical(pool.state_dict(), before)
 
 
 def test_pool__what_the_release_does_not_know_and_counts_which_are_optional():
@@ -114,7 +108,7 @@ def test_pool__what_the_release_does_not_know_and_counts_which_are_optional():
     for ours, theirs in (names | {"gram.embed_norm": f"{gram}.bp_reduction.1"}).items():
         assert loaded[f"{ours}.num_batches_tracked"] == released[f"{theirs}.num_batches_tracked"]
     without = {name: value for name, value in released.items() if name not in counts}
-    assert_same(pool_from_release(pool, without), pool.state_dict())
+    assert_identical(pool_from_release(pool, without), pool.state_dict())
 
 
 def test_pool__cap_names(golden):
@@ -123,13 +117,13 @@ def test_pool__cap_names(golden):
     pool = MultiTokenPool((config["dim"],), config["num_classes"], **cap).eval()
     released = weights_in(tensors)
     ours = pool_from_release(pool, released)
-    assert_same(pool_to_release(pool, ours, cap=True), released)
+    assert_identical(pool_to_release(pool, ours, cap=True), released)
     pool.load_state_dict(ours)
     assert_close(pool([tensors["in.feat0"]]), tensors["eval.logits"], "logits", 2e-5)
     # The names of MAP serve the same pool.
     mapped = pool_to_release(pool, ours)
     assert "mmcap.mmcap.0.x_cls" in mapped and "heads.0.weight" in mapped
-    assert_same(pool_from_release(pool, mapped), ours)
+    assert_identical(pool_from_release(pool, mapped), ours)
     less = {name: value for name, value in released.items() if name != "fc.weight"}
     more = released | mapped
     refused(r"^'fc\.weight' is missing; ", pool_from_release, pool, less, error=RuntimeError)
@@ -246,7 +240,7 @@ def test_model__names_there_and_back(architecture):
     model = timm.create_model(architecture)
     broadsight.load_release(model, {f"module.{name}": value for name, value in weights.items()})
     constants = {name: value for name, value in weights.items() if name.endswith("bp_index")}
-    assert_same(released_tensors(model, model.state_dict()) | constants, weights)
+    assert_identical(released_tensors(model, model.state_dict()) | constants, weights)
 
 
 def test_model__light_takes_the_full_checkpoint_and_one_without_a_release_none():
@@ -292,9 +286,9 @@ def test_own_faster_vit__there_and_back():
     got = model_from_release("map_faster_vit_3", other, released | extra)
     buffers = {"backbone.levels.0.pos_embed.relative_bias", "backbone.grid"}
     own, loaded = other.state_dict(), model.state_dict()
-    assert_same(got, {key: (own if key in buffers else loaded)[key] for key in own})
+    assert_identical(got, {key: (own if key in buffers else loaded)[key] for key in own})
     broadsight.load_release(other, released | extra)
-    assert_same(other.state_dict(), got)
+    assert_identical(other.state_dict(), got)
     # Without counts of a norm, or with other tensors
     del released["patch_embed.1.num_batches_tracked"]
     broadsight.load_release(model, released)
@@ -303,20 +297,18 @@ def test_own_faster_vit__there_and_back():
     refused(words, model_from_release, "map_faster_vit_3", model, {}, error=RuntimeError)
 
 
-MISSING = ("patch_embed.0.weight", "patch_embed.1.running_mean", "head.heads.2.head.bias")
-REFUSED = [(name, None, "is missing; ") for name in MISSING]
-REFUSED += [(name, torch.zeros(4), "is unexpected; ") for name in ("patch_embed.2.weight", "heads.0.head.bias")]
-REFUSED += [("patch_embed.0.weight", torch.zeros(4, 3, 3), "has shape (4, 3, 3); expected (4, 3")]
-REFUSED += [("head.heads.1.head.bias", torch.zeros(6), "has shape (6,); expected (5,)")]
-
-
-@pytest.mark.parametrize(("name", "value", "fault"), REFUSED)
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        *((name, None, "is missing; ") for name in ("patch_embed.1.running_mean", "head.heads.2.head.bias")),
+        *((name, torch.zeros(4), "is unexpected; ") for name in ("patch_embed.2.weight", "heads.0.head.bias")),
+        ("patch_embed.0.weight", torch.zeros(4, 3, 3), r"has shape \(4, 3, 3\); expected \(4, 3"),
+    ],
+)
 def test_own_faster_vit__refuses(name, value, fault):
     model = OwnModel()
     released = model_to_release("map_faster_vit_3", model, model.state_dict()) | {name: value}
     given = {f"module.{key}": value for key, value in released.items() if value is not None}
     before = deepcopy(model.state_dict())
-    expected = re.escape(f"'{name}' {fault}")
-    words = f"^{expected}.*nothing was loaded$"
-    refused(words, broadsight.load_release, model, given, error=RuntimeError)
-    assert_same(model.state_dict(), before)
+    refused(f"^'{name}' {fault}.*nothing was loaded$", broadsight.load_release, model, given, error=RuntimeError)
+    assert_identical(model.state_dict(), before)

@@ -21,7 +21,7 @@ from broadsight.models import MAT, STViT
 from broadsight.weights import reading as checkpoint
 from broadsight.weights import released_stvit as release
 from broadsight.weights.released_stvit import contents, convert_release, released_tensors
-from tests.compare import randomize
+from tests.compare import assert_identical, randomize
 from tests.refusals import refused
 
 Weights = dict[str, Tensor]
@@ -58,15 +58,10 @@ def released() -> Weights:
     return as_released(small(seed=1))
 
 
-def assert_same(got: Weights, expected: Weights) -> None:
-    assert got.keys() == expected.keys()
-    assert [name for name, value in got.items() if not torch.equal(value, expected[name])] == []
-
-
 def assert_loaded(source) -> None:
     model = small(seed=2)
     assert broadsight.load_release(model, source) is model
-    assert_same(model.state_dict(), small(seed=1).state_dict())
+    assert_identical(model.state_dict(), small(seed=1).state_dict())
 
 
 def assert_refused(source, kind: type[Exception], *words: str, model: nn.Module | None = None) -> None:
@@ -75,7 +70,7 @@ def assert_refused(source, kind: type[Exception], *words: str, model: nn.Module 
     before = deepcopy(model.state_dict())
     message = refused("", broadsight.load_release, model, source, error=kind)
     assert all(word in message for word in words), message
-    assert_same(model.state_dict(), before)
+    assert_identical(model.state_dict(), before)
 
 
 def changed(weights: Weights, name: str, shape: tuple | None) -> Weights:
@@ -104,7 +99,7 @@ def test_load__dict_whose_names_translate_every_tensor(released):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert_same(released, before)
+    assert_identical(released, before)
 
 
 def files(folder: Path) -> list[str]:
@@ -174,7 +169,7 @@ def test_load__bare_attention():
     state = {f"stoken_refine.{key}": value for key, value in build(1).state_dict().items()}
     source = {name: value[:, :, None, None] if value.ndim == 2 else value for name, value in state.items()}
     source |= {f"{fold}.weights": torch.eye(9).view(9, 1, 3, 3) for fold in ("fold", "unfold")}
-    assert_same(broadsight.load_release(build(2), source).state_dict(), build(1).state_dict())
+    assert_identical(broadsight.load_release(build(2), source).state_dict(), build(1).state_dict())
 
 
 CHANGES = changes(
@@ -290,9 +285,9 @@ def test_pool__load(released_pool, tmp_path):
     for source in (released_pool, tmp_path / "pool.pth.tar"):
         pool = small_pool(seed=2)
         assert broadsight.load_release(pool, source) is pool
-        assert_same(pool.state_dict(), small_pool(seed=1).state_dict())
+        assert_identical(pool.state_dict(), small_pool(seed=1).state_dict())
     again = released_tensors(pool, pool.state_dict())
-    assert_same(again, {name: released_pool[name] for name in again})
+    assert_identical(again, {name: released_pool[name] for name in again})
     broadsight.load_release(small_pool(seed=2), again)  # constants may be absent
 
 
@@ -324,7 +319,7 @@ def test_pool__missing_unexpected_and_misshapen(released_pool, name, shape, word
 
 def test_pool__light_ignores_token_classifiers_alone(released_pool):
     light = broadsight.load_release(small_pool(seed=2, light=True), released_pool)
-    assert_same(light.state_dict(), small_pool(seed=1).lighten().state_dict())
+    assert_identical(light.state_dict(), small_pool(seed=1).lighten().state_dict())
     without = {name: value for name, value in released_pool.items() if not name.startswith("heads.")}
     broadsight.load_release(small_pool(seed=2, light=True), without)
     assert_pool_refused(without, "'heads.0.norm.weight' and 7 more is missing")
@@ -356,7 +351,7 @@ def test_convert__keeps_weights_and_plain_values_and_names_the_rest(pickled, rel
     target = pickled.with_name("stvit.safetensors")
     assert convert_release(str(pickled), str(target)) == target
     written = load_file(target)
-    assert_same(written, released)
+    assert_identical(written, released)
     assert all(written[name].dtype == value.dtype for name, value in released.items())
     names, metadata = contents(target)
     assert sorted(names) == sorted(released)
@@ -379,7 +374,7 @@ def test_convert__keeps_weights_and_plain_values_and_names_the_rest(pickled, rel
     words = r"x\.safetensors exists; .*overwrite=True$"
     refused(words, convert_release, tmp_path / "x.pth", target, error=FileExistsError)
     assert target.read_bytes() == before
-    assert_same(load_file(convert_release(tmp_path / "x.pth", target, overwrite=True)), weights)
+    assert_identical(load_file(convert_release(tmp_path / "x.pth", target, overwrite=True)), weights)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -4,7 +4,6 @@ Coordinates are continuous, as COCO's boxes (to its keypoints add 0.5 on reading
 0.5, and cell i of a heat map covers [i * stride, (i + 1) * stride) of the crop.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2 import functional as F
 
-from .transforms import GROUND
+from .transforms import GROUND, Pairs, mirrored_order
 
 REACH = 3  # standard deviations; beyond these nothing is left of a Gaussian
 
@@ -95,7 +94,7 @@ class PoseCrops(Dataset):
         *,
         training: bool,
         input_size: tuple[int, int] = (256, 192),
-        pairs: Sequence[tuple[int, int]] = (),
+        pairs: Pairs = (),
         rotation: float = 40.0,
         scale: float = 0.3,
         hflip: float = 0.5,
@@ -104,8 +103,7 @@ class PoseCrops(Dataset):
         self.dataset, self.training, self.input_size = dataset, training, input_size
         self.rotation, self.scale, self.hflip, self.sigma = rotation, scale, hflip, sigma
         self.keypoint_names = tuple(getattr(dataset, "keypoint_names", ()))
-        swapped = dict([*pairs, *((b, a) for a, b in pairs)])
-        self._order = [swapped.get(i, i) for i in range(len(self.keypoint_names))]
+        self._order = mirrored_order(len(self.keypoint_names), pairs)
         self._ids: list[Any] = []
         found = [self._objects(i) for i in range(len(dataset))]
         counts = torch.tensor([len(one["boxes"]) for one in found], dtype=torch.int64)

@@ -4,7 +4,7 @@ Images are resized without smoothing, as detectors do it in evaluation. Targets 
 object: boxes (N, 4) x1 y1 x2 y2, masks (N, H, W), keypoints (N, K, 3), area (N,). Nothing is changed in place.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 SMALLEST = 8  # pixels of a side, below which nothing is cropped
 
 Target = dict[str, Any]
+Pairs = Sequence[tuple[int, int]]  # of keypoints that change places when an image is mirrored
 Transform = Callable[[Image.Image, Any], tuple[Tensor, Any]]
 Window = tuple[int, int, int, int]  # top, left, height, width; may reach out of the image
 
@@ -72,9 +73,9 @@ class DenseTransforms:
         if not 0 <= self.hflip <= 1 or not 0 <= self.color_jitter <= 1:
             raise ValueError(f"hflip={self.hflip}, color_jitter={self.color_jitter}; expected 0 to 1")
 
-    def build(self, training: bool, flip_pairs: Sequence[tuple[int, int]] = ()) -> Transform:
+    def build(self, training: bool, flip_pairs: Pairs = ()) -> Transform:
         """(PIL image, target) -> bytes (C, H, W) and the target in plain tensors; in training without crowds and what
-        is cut away. `flip_pairs` are the keypoints that change places when an image is mirrored."""
+        is cut away."""
         if not training:
             return unchanged
         return SegmentTraining(self) if self.task == "segment" else ObjectTraining(self, flip_pairs)
@@ -107,9 +108,8 @@ class DenseTransforms:
 class ObjectTraining:
     """Augments an image and its objects. The crop is drawn from boxes alone, so pixels are moved twice at most."""
 
-    def __init__(self, settings: DenseTransforms, flip_pairs: Sequence[tuple[int, int]] = ()):
-        self.settings, self.colours = settings, settings.colours()
-        self.swapped = dict([*flip_pairs, *((b, a) for a, b in flip_pairs)])
+    def __init__(self, settings: DenseTransforms, flip_pairs: Pairs):
+        self.settings, self.colours, self.flip_pairs = settings, settings.colours(), flip_pairs
 
     def __call__(self, image: Image.Image, target: Target) -> tuple[Tensor, Target]:
         pixels = F.pil_to_tensor(image)
@@ -121,7 +121,7 @@ class ObjectTraining:
             pixels, target = crop(pixels, take(target, inside), window)
         pixels, target = resize(pixels, target, self.settings.size_of(*pixels.shape[1:]))
         if torch.rand(()) < self.settings.hflip:
-            pixels, target = flip(pixels, target, self.swapped)
+            pixels, target = flip(pixels, target, self.flip_pairs)
         return self.colours(pixels.contiguous()), left_over(target, *pixels.shape[1:])  # of fewer pixels by now
 
     def window(self, boxes: Tensor, height: int, width: int) -> tuple[Window, Tensor]:
@@ -288,13 +288,19 @@ def crop(pixels: Tensor, target: Target, window: Window) -> tuple[Tensor, Target
     return crop_planes(pixels, window, ground_of(pixels)), target
 
 
-def flip(pixels: Tensor, target: Target, swapped: Mapping[int, int]) -> tuple[Tensor, Target]:
-    """Mirror left and right. Keypoint i of the result is keypoint swapped[i], or i if it has no counterpart."""
+def mirrored_order(count: int, pairs: Pairs) -> list[int]:
+    """Indices of keypoints with those of each pair swapped."""
+    swapped = dict([*pairs, *((right, left) for left, right in pairs)])
+    return [swapped.get(i, i) for i in range(count)]
+
+
+def flip(pixels: Tensor, target: Target, pairs: Pairs) -> tuple[Tensor, Target]:
+    """Mirror left and right; keypoints of a pair change places."""
     width = pixels.shape[2]
     target = moved(target, lambda xy: torch.stack([width - xy[..., 0], xy[..., 1]], -1), lambda masks: masks.flip(2))
     target["boxes"] = target["boxes"][:, [2, 1, 0, 3]]
     if "keypoints" in target:
-        target["keypoints"] = target["keypoints"][:, [swapped.get(i, i) for i in range(target["keypoints"].shape[1])]]
+        target["keypoints"] = target["keypoints"][:, mirrored_order(target["keypoints"].shape[1], pairs)]
     return pixels.flip(2), target
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from ..inside import refuse_outside
 from ..names import csv_text
 from .folder import FolderSource
@@ -15,16 +17,8 @@ from .registry import LISTS, Options, register_source
 from .sample_table import PARTS, TRAIN, VAL, Part, Parts, in_order, is_image, noted, some
 from .walking import missing_files
 
-# Names of columns, by their letters alone; the first of them that is there counts.
-PATH = (
-    *("path", "filepath", "imagepath", "imgpath", "file", "filename", "imagefile", "imagefilename", "imagename"),
-    *("image", "img", "picture", "photo", "paths", "files", "filenames", "images"),
-)
-LABEL = (
-    *("label", "class", "classname", "labelname", "category", "categoryname", "target", "species", "synset", "wnid"),
-    *("labels", "classes", "classid", "labelid", "categoryid", "classindex", "classidx", "labelidx", "y"),
-)
-SPLIT = ("split", "part", "partition", "subset", "set")
+# What columns may be called.
+PATH, LABEL, SPLIT = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).values()
 
 Line = tuple[int, list[str]]  # its number in the file, and its fields
 

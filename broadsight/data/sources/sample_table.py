@@ -1,6 +1,5 @@
 """What sources of files have in common: names and labels in arrays, which workers share; a list would be copied."""
 
-import copy
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from timm.data.readers.img_extensions import get_img_extensions
 
 from ..contents import of_file
 from ..decoding import UnreadableImage, decode
-from ..view import labels_of, under
 
 # What timm reads, and what photographs come in besides.
 EXTENSIONS = frozenset(get_img_extensions()) | {".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif"}
@@ -140,12 +138,6 @@ class Listed:
 
     def vouch(self, index: int, content: bool) -> bytes:
         return of_file(self.file(index), content)
-
-    def under(self, classes: Sequence[str]) -> "Listed":
-        """The same samples, labelled as another source numbers the classes."""
-        same = copy.copy(self)
-        same.labels, same.classes = labels_of(under(self, classes)), tuple(classes)
-        return same
 
 
 @dataclass

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from broadsight.data.dense.loading import DenseDataset
@@ -209,24 +208,6 @@ def test_annotations__of_no_area_and_images_damaged_of_another_size_or_missing(t
     refused(words, resolve_dense, tmp_path, "detect", error=FileNotFoundError)
 
 
-@pytest.mark.parametrize("kind", ["polygon", "runs", "compressed"])
-def test_masks__polygons_and_run_lengths(tmp_path, kind):
-    runs = dict(size=[6, 8], counts=[7, 4, 2, 4, 2, 4, 2, 4, 2, 4, 13])
-    if kind == "compressed":
-        mask = pytest.importorskip("pycocotools.mask")
-        runs = mask.frPyObjects(runs, 6, 8)
-        runs["counts"] = runs["counts"].decode()
-    item = box(1) if kind == "polygon" else box(1, segmentation=runs)
-    expected = torch.zeros(6, 8)
-    expected[1:5, 1:6] = 1
-    file = write(tmp_path, [item], 1)
-    splits = resolve_dense(file, "instances", val=file)
-    assert torch.equal(batch(splits.train, "instances").targets[0]["masks"][0].float(), expected)
-    pixels = resolve_dense(file, "segment", val=file)
-    assert torch.equal(batch(pixels.train, "segment").targets[0].float(), expected)
-    assert any("pixels have the class of the last object there" in note for note in pixels.notes)
-
-
 def test_images__with_crowds_without_objects_or_a_labelled_person_stay(tmp_path):
     crowd = box(2, iscrowd=1, segmentation=dict(size=[6, 8], counts=[24, 24]), bbox=[4, 0, 4, 6])
     file = write(tmp_path, [box(1), crowd], 1)
@@ -258,7 +239,6 @@ def masks(*names: str, **options):
 
 CROWD = box(1, iscrowd=1, segmentation=dict(size=[6, 8], counts=[0, 48]))
 BLIND = coco_of(person(2, 2, keypoints=[0] * 9), categories=PERSON)
-RUNS = dict(size=[6, 9], counts=[54])
 TRAIN, PEOPLE = coco_of(*(box(n, n) for n in (1, 2, 3))), coco_of(person(1), person(2, 2), categories=PERSON)
 NOSES = coco_of(person(1, keypoints=[2, 2, 2]), categories=[PERSON[0] | dict(keypoints=["nose"])])
 COWS = coco_of(categories=[dict(id=1, name="cow"), dict(id=2, name="cat")])
@@ -275,11 +255,8 @@ NOTHING = "val/coco.json has no objects to validate on; expected annotations"
         *((task, NOTHING, TRAIN, coco_of()) for task in ("detect", "instances", "segment")),
         *((task, NOTHING, TRAIN, coco_of(CROWD)) for task in ("detect", "instances")),
         ("instances", "coco.json: annotation 5: ", coco_of(box(1), box(5, category_id=4)), None),
-        ("instances", "coco.json: annotation 5: ", coco_of(box(1), box(5, segmentation=RUNS)), None),
-        ("instances", "coco.json has no masks, only boxes", coco_of(box(1, segmentation=None)), None),
         ("keypoints", "no labelled keypoint to train on; every visibility is 0", BLIND, None),
         ("keypoints", "no labelled keypoint to validate on; every visibility is 0", PEOPLE, BLIND),
-        ("keypoints", "coco.json has no list of keypoints in its categories", coco_of(box(1)), None),
         ("keypoints", "val/.* has keypoints nose but .* nose, left_eye, right_eye; both need", PEOPLE, NOSES),
         ("detect", "val/coco.json has classes that .*a/coco.json has not: cow; add them there", TRAIN, COWS),
         ("detect", "a/coco.json has two classes called 'cat'", TWICE, ONCE),
@@ -298,11 +275,8 @@ def test_data__refused_in_one_line(tmp_path, task, words, make, make_val):
     [
         (dict(task="classify"), "unknown task 'classify'; .*one of detect, instances, segment, keypoints"),
         (dict(split=1.5), "split=1.5 is not between 0 and 1"),
-        (dict(split=0.5, val="x"), "split=0.5 and val=x are two ways to validate"),
-        (dict(channels=4), "channels=4 is neither 1"),
         (dict(data="scenes", split=0.5), "scenes validate on scenes of their own"),
         (dict(data="scenes:2"), "2 scenes are too few"),
-        (dict(data="scenes:few"), "'few' is not a count"),
         (dict(), r"has a part to validate, .*coco.json, but none to train on; add train/"),
     ],
 )

@@ -340,14 +340,14 @@ def test_resize_and_crop__by_hand_inside_and_beyond_the_image():
 
 def test_flip_and_left_over__swap_left_and_right_and_drop_what_is_not_seen():
     pixels, target = sample()
-    mirrored, moved = flip(pixels, target, {0: 1, 1: 0})
+    mirrored, moved = flip(pixels, target, [(0, 1)])
     assert torch.equal(mirrored, pixels[:, :, [5, 4, 3, 2, 1, 0]])
     assert moved["boxes"].tolist() == [[3, 1, 6, 3], [0, 3, 1, 4]]
     assert torch.equal(moved["masks"], target["masks"][:, :, [5, 4, 3, 2, 1, 0]])
     assert moved["keypoints"][0].tolist() == [[3.5, 2.5, 1], [5.5, 1.5, 2]]
     # What is not labelled is so under its new name too, wherever it went.
     assert left_over(moved, 4, 6)["keypoints"][1].tolist() == [[0, 0, 0], [0.5, 3.5, 2]]
-    assert flip(pixels, target, {})[1]["keypoints"][0].tolist() == [[5.5, 1.5, 2], [3.5, 2.5, 1]]
+    assert flip(pixels, target, ())[1]["keypoints"][0].tolist() == [[5.5, 1.5, 2], [3.5, 2.5, 1]]
     _, target = sample()
     target["boxes"] = torch.tensor([[0.0, 1, 0.9, 3], [5, 3, 6, 4]])
     assert left_over(target, 4, 6)["labels"].tolist() == [7]

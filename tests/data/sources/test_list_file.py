@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import yaml
 
 from broadsight.data.inside import outside_allowed
 from broadsight.data.sources import Options, walking
@@ -35,25 +36,15 @@ def opened(folder: Path, name: str, text: str) -> Part:
     return parts["all"]
 
 
+TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+NO_TEXT = (
+    ("l.csv", b"10.png,a\n\xff\xfe.png,b\n", "l.csv line 2 is no text in UTF-8; save the list as such"),
+    ("l.txt", b"10.png a\ncats/1.png \x00\n", "l.txt line 2 is no text in UTF-8"),
+)
 CATS_AND_DOGS = {"cats/1.png": "cat", "dogs/a b.png": "dog", "cats/2.png": "cat"}
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("l.csv", "cats/1.png,cat\ndogs/a b.png,dog\ncats/2.png,cat\n"),
-        ("l.csv", "path,label\ncats/1.png,cat\ndogs/a b.png,dog\ncats/2.png,cat"),
-        ("l.CSV", '\ufeffFile Name, CLASS\r\n"cats/1.png",cat\r\n\r\n"dogs/a b.png", "dog"\r\ncats/2.png,cat,\r\n'),
-        ("l.csv", "label;image_path\ncat;cats/1.png\ndog;dogs/a b.png\ncat;cats/2.png"),
-        ("l.csv", "cat,cats/1.png\ndog,dogs/a b.png\ncat,cats/2.png"),
-        ("l.tsv", "cats/1.png\tcat\ndogs/a b.png\tdog\ncats/2.png\tcat"),
-        ("l.tsv", "category\timg\ncat\tcats/1.png\ndog\tdogs/a b.png\ncat\tcats/2.png"),
-        ("l.txt", "# two\ncats/1.png cat\n  dogs/a b.png   dog\n\n#x\ncats/2.png\tcat\n"),
-        ("l.txt", "filename label\ncats/1.png cat\ndogs/a b.png dog\ncats/2.png cat"),
-        ("l.txt", "# tabs\ncats/1.png\tcat\n# more\ndogs/a b.png\tdog\ncats/2.png\tcat"),
-        ("l.txt", "cats/1.png,cat\ndogs/a b.png,dog\ncats/2.png,cat"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), TABLES["written"])
 def test_list__ways_to_write_it(folder, name, text):
     part = opened(folder, name, text)
     assert rows(part.source) == CATS_AND_DOGS and list(rows(part.source)) == list(CATS_AND_DOGS)
@@ -97,28 +88,7 @@ def test_list__goes_to_other_processes_and_other_places(folder, monkeypatch):
     assert rows(copy) == {"10.png": "a", "cats/1.png": "b"} and grey(copy, 0) == 5
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("l.csv", "", "l.csv lists no images; expected a path and a label on each line"),
-        ("l.txt", "# nothing\n\n", "l.txt lists no images; expected"),
-        ("l.csv", "path,label\n\n", "l.csv lists no images below the names of its columns"),
-        ("l.csv", "10.png,a\ncats/1.png\n", "l.csv line 2 has no label; expected a path and a label on each line"),
-        ("l.csv", "10.png,a\n\n,b\n", "l.csv line 3 has no path; expected"),
-        ("l.csv", "10.png\n", "l.csv line 1 has no label"),
-        ("l.txt", "10.png a\ndogs/a b.png\n", "l.txt line 2 has no label"),
-        ("l.csv", "id,name\n1,a\n", "l.csv line 1 has no image and no column of paths: id, name; call one path, one "),
-        ("l.csv", "path,width\n10.png,4\n", "l.csv line 1 has no column of labels: path, width; call one label"),
-        ("l.csv", "10.png,a,4\n", "l.csv line 1 has 3 fields, and no line above says what they are; add one: path"),
-        ("l.csv", "10.png,cats/1.png\n", "l.csv line 1 has two images; a list gives each image a class"),
-        ("l.csv", "10.png,a\nx,y.png,b\n", "l.csv line 2 has 3 fields, the first line 2; put those with separators in"),
-        ("l.csv", '10.png,a\n"cats/1.png,b\n', "l.csv line 2: unexpected end of data; see to its quotation marks"),
-        ("l.csv", b"10.png,a\n\xff\xfe.png,b\n", "l.csv line 2 is no text in UTF-8; save the list as such"),
-        ("l.txt", b"10.png a\ncats/1.png \0\n", "l.txt line 2 is no text in UTF-8"),
-        ("l.csv", "path,label,part\n10.png,a,train\n10.png,a,foo\n", "l.csv line 3 is of part 'foo'; expected train"),
-        ("l.csv", "path,label,part\n10.png,a\n", "l.csv line 2 is of part ''; expected train or val"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "said"), [*TABLES["wrong"], *NO_TEXT])
 def test_list__wrong(folder, name, text, said):
     assert f"{folder}/{said}" in refused("", open_list, write(folder, name, text), Options())
 
@@ -140,33 +110,12 @@ def test_list__missing_images(folder, monkeypatch, few):
     refused(r"paths are relative to .*lists; these are relative to the working directory$", open_list, path, Options())
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("l.txt", "# two\ncats/1.png\n\ndogs/a b.png\n"),
-        ("l.lst", "cats/1.png\r\ndogs/a b.png\r\n"),
-        ("l.txt", "cats/1.png 3\ndogs/a b.png 4\n"),
-        ("l.csv", "cats/1.png\ndogs/a b.png\n"),
-        ("l.csv", "Image\ncats/1.png\ndogs/a b.png\n"),
-        ("l.csv", "id,path,width\n1,cats/1.png,4\n2,dogs/a b.png\n"),
-        ("l.csv", "1,cats/1.png,4\n2,dogs/a b.png,4\n"),
-        ("l.tsv", "cats/1.png\tcat\ndogs/a b.png\tdog\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), TABLES["paths"])
 def test_read_paths(folder, name, text):
     assert read_paths(write(folder, name, text)) == [f"{folder}/cats/1.png", f"{folder}/dogs/a b.png"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("l.txt", "", "l.txt lists no images; expected a path on each line"),
-        ("l.csv", "path\n", "l.csv lists no images below the names of its columns; expected a path on each line"),
-        ("l.csv", "path,width\n10.png,4\n,4\n", "l.csv line 3 has no path; expected one on each line"),
-        ("l.csv", "id,name\n1,a\n", "l.csv line 1 has no image and no column of paths: id, name; call one path"),
-        ("l.txt", "10.png\nnone\n", "l.txt do not exist: none; paths are relative to "),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "said"), TABLES["wrong_paths"])
 def test_read_paths__wrong(folder, name, text, said):
     assert f"{folder}/{said}" in refused("", read_paths, write(folder, name, text))
     refused(r"none\.txt: no such file or directory; give a list of images", read_paths, folder / "none.txt")

@@ -1,7 +1,10 @@
 """What holds for every head: it is registered, trains as a whole, and works with few images, classes and channels."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from broadsight.dense import HEADS, build, models_for, register
@@ -64,6 +67,7 @@ def test_image__alone_small_grey_without_objects(kind):
         assert {found[name].dtype for name in ("boxes", "scores", "masks")} == {torch.float32}
 
 
+MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text("utf-8"))
 EXTRA = dict(mask_rcnn={"masks"}, keypoint_rcnn={"keypoints", "keypoints_scores"})
 
 
@@ -94,29 +98,7 @@ def test_predictions__in_pixels_of_the_image_that_came(kind):
     assert seen[1:] == [(96, 128)]  # nothing is resized
 
 
-@pytest.mark.parametrize(
-    "kind, mistake, said",
-    [
-        ("retinanet", dict(assigner="best"), "unknown assigner 'best'"),
-        ("retinanet", dict(score_treshold=0.1), "score_treshold"),
-        ("fcos", dict(min_size=800), "min_size"),
-        ("faster_rcnn", dict(box_detections_per_image=5), "box_detections_per_image"),
-        ("retinanet", dict(image_size=(1333, 800)), r"\(800, 1333\)"),
-        ("retinanet", dict(image_size=(800,)), "expected two sides in pixels, such as"),
-        ("cascade", dict(box_head="mlp"), "unknown box_head 'mlp'; .*expected one of conv, fc"),
-        ("cascade", dict(masks_on="first"), "unknown masks_on 'first'; .*expected one of each, last"),
-        ("cascade", dict(thresholds=(0.5, 0.6)), "2 thresholds and 3 loss_weights"),
-        ("cascade", dict(mask_layers=3), "mask_layers"),
-        ("semantic_fpn", dict(class_weights=(1, 2)), "2 class_weights for num_classes=3; give one for each"),
-        ("semantic_fpn", dict(norm="layer"), "unknown norm 'layer'; expected one of batch, group"),
-        ("upernet", dict(norm="layer"), "unknown norm 'layer'; expected one of batch, group"),
-        ("semantic_fpn", dict(widht=3), "semantic_fpn cannot be built: .*'widht'"),
-        ("simple_baseline", dict(deconvs=6), "deconvs=6; expected 0 to 5"),
-        ("rtdetr", dict(image_size=(640, 600)), "image_size=640x600 of rtdetr; expected multiples of 32"),
-        ("rtdetr", dict(queries=300), "queries=300; image_size=64x96 has 126 positions at most"),
-        ("rtdetr", dict(channels=20, heads=8), "channels=20; expected a multiple of heads=8"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "mistake", "said"), MISTAKES)
 def test_options__mistakes_are_said(kind, mistake, said):
     if kind in KINDS:
         refused(said, small, kind, **mistake)
