@@ -318,6 +318,15 @@ def register(module: str, names: Iterable[str], create: Create) -> Callable[[str
     return find
 
 
+def register_class(module: str, cls: type[nn.Module], architectures: Mapping[str, dict[str, Any]]) -> Any:
+    """Register models of one class, which differ in what it is built with; see `register`."""
+
+    def create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+        return build(cls, name, pretrained, architectures[name], kwargs)
+
+    return register(module, architectures, create)
+
+
 def cfg(**overrides: Any) -> dict[str, Any]:
     """timm's description of an ImageNet model of ours; weights are loaded from a file the user names."""
     images = dict(input_size=(3, 224, 224), crop_pct=0.9, interpolation="bicubic")

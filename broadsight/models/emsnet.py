@@ -3,13 +3,13 @@
 from typing import Any
 
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from ..layers import ChannelMlp, MultiScaleInteraction
 from ..layers.folding import fold_norm
 from ..layers.kernels.dispatch import hooked
-from ._backbone import ConvNorm, ConvStem, Sizes, StagedBackbone, build, cfg, drops, make_stages
+from ._backbone import ConvNorm, ConvStem, Sizes, StagedBackbone, cfg, drops, make_stages, register_class
 
 
 class EMSNet(StagedBackbone):
@@ -75,20 +75,11 @@ class EMSBlock(nn.Module):
         fold_norm(self, "norm2", "mlp.fc1")
 
 
-default_cfgs = generate_default_cfgs(dict.fromkeys(("emsnet_xxtiny", "emsnet_xtiny", "emsnet_tiny"), cfg()))
-
-
-@register_model
-def emsnet_xxtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
-    return build(EMSNet, "emsnet_xxtiny", pretrained, dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2)), kwargs)
-
-
-@register_model
-def emsnet_xtiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
-    """The printed widths (32, 64, 96, 128) give 2.3 M parameters, not 3.0 M; see docs/models.md for these."""
-    return build(EMSNet, "emsnet_xtiny", pretrained, dict(dims=(32, 64, 112, 160), depths=(3, 3, 10, 2)), kwargs)
-
-
-@register_model
-def emsnet_tiny(pretrained: bool = False, **kwargs: Any) -> EMSNet:
-    return build(EMSNet, "emsnet_tiny", pretrained, dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2)), kwargs)
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "emsnet_xxtiny": dict(dims=(32, 64, 128, 192), depths=(2, 2, 4, 2)),
+    # The printed widths (32, 64, 96, 128) give 2.3 M parameters, not 3.0 M; see docs/models.md for these.
+    "emsnet_xtiny": dict(dims=(32, 64, 112, 160), depths=(3, 3, 10, 2)),
+    "emsnet_tiny": dict(dims=(64, 96, 128, 256), depths=(3, 3, 10, 2)),
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(_ARCHITECTURES, cfg()))
+__getattr__ = register_class(__name__, EMSNet, _ARCHITECTURES)

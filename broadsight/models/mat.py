@@ -4,13 +4,13 @@ from functools import partial
 from typing import Any
 
 from timm.layers import DropPath
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import AbstractTokenAttention, BilinearPatchEmbed, ChannelMlp, DepthwiseConv
 from ..layers.checks import check_reading
-from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages
+from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, cfg, drops, make_stages, register_class
 
 
 class MAT(StagedBackbone):
@@ -141,29 +141,12 @@ class PatchMerging(nn.Module):
         return self.proj(self.norm(x)).permute(0, 3, 1, 2)
 
 
-default_cfgs = generate_default_cfgs(dict.fromkeys(("mat_1", "mat_2", "mat_3", "mat_4", "mat_5"), cfg()))
-
-
-@register_model
-def mat_1(pretrained: bool = False, **kwargs: Any) -> MAT:
-    return build(MAT, "mat_1", pretrained, dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24)), kwargs)
-
-
-@register_model
-def mat_2(pretrained: bool = False, **kwargs: Any) -> MAT:
-    return build(MAT, "mat_2", pretrained, dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16)), kwargs)
-
-
-@register_model
-def mat_3(pretrained: bool = False, **kwargs: Any) -> MAT:
-    return build(MAT, "mat_3", pretrained, dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16)), kwargs)
-
-
-@register_model
-def mat_4(pretrained: bool = False, **kwargs: Any) -> MAT:
-    return build(MAT, "mat_4", pretrained, dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24)), kwargs)
-
-
-@register_model
-def mat_5(pretrained: bool = False, **kwargs: Any) -> MAT:
-    return build(MAT, "mat_5", pretrained, dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32)), kwargs)
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "mat_1": dict(dim=24, depths=(2, 2, 6, 6), heads=(12, 24)),
+    "mat_2": dict(dim=32, depths=(2, 2, 6, 6), heads=(8, 16)),
+    "mat_3": dict(dim=36, depths=(2, 2, 8, 8), heads=(8, 16)),
+    "mat_4": dict(dim=48, depths=(3, 3, 8, 8), heads=(12, 24)),
+    "mat_5": dict(dim=64, depths=(2, 2, 8, 8), heads=(16, 32)),
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(_ARCHITECTURES, cfg()))
+__getattr__ = register_class(__name__, MAT, _ARCHITECTURES)

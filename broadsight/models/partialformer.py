@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm2d, register_notrace_function
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers import ChannelMlp, DepthwiseConv, PartialAttention
 from ..layers.checks import check_reading
-from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, build, cfg, drops, make_stages
+from ._backbone import ConvNorm, ConvStem, ProjectedHead, Sizes, StagedBackbone, cfg, drops, make_stages, register_class
 
 GRID_224 = (3136, 784, 196, 49)  # tokens of each stage of a 224-pixel image
 norm2d = partial(LayerNorm2d, eps=1e-6)
@@ -173,34 +173,12 @@ def _share(foreground: int | float | Fraction, grid: int) -> tuple[int, int]:
     return share.numerator, share.denominator
 
 
-default_cfgs = generate_default_cfgs({f"partialformer_b{i}": cfg() for i in range(5)})
-
-
-@register_model
-def partialformer_b0(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16))
-    return build(PartialFormer, "partialformer_b0", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b1(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16))
-    return build(PartialFormer, "partialformer_b1", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b2(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24))
-    return build(PartialFormer, "partialformer_b2", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b3(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32))
-    return build(PartialFormer, "partialformer_b3", pretrained, arch, kwargs)
-
-
-@register_model
-def partialformer_b4(pretrained: bool = False, **kwargs: Any) -> PartialFormer:
-    arch = dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48))
-    return build(PartialFormer, "partialformer_b4", pretrained, arch, kwargs)
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "partialformer_b0": dict(dim=24, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
+    "partialformer_b1": dict(dim=32, depths=(2, 2, 6, 6), heads=(2, 4, 8, 16)),
+    "partialformer_b2": dict(dim=48, depths=(2, 2, 8, 8), heads=(3, 6, 12, 24)),
+    "partialformer_b3": dict(dim=64, depths=(2, 2, 8, 8), heads=(4, 8, 16, 32)),
+    "partialformer_b4": dict(dim=96, depths=(2, 2, 8, 6), heads=(6, 12, 24, 48)),
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(_ARCHITECTURES, cfg()))
+__getattr__ = register_class(__name__, PartialFormer, _ARCHITECTURES)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import ClassifierHead, DropPath, LayerNorm2d, Mlp, register_notrace_module
-from timm.models import checkpoint_seq, generate_default_cfgs, register_model
+from timm.models import checkpoint_seq, generate_default_cfgs
 from timm.models.twins import GlobalSubSampleAttn
 from timm.models.vision_transformer import global_pool_nlc
 from torch import Tensor, nn
 
 from ..errors import check_choice
 from ..layers.any_size import pad_to
-from ._backbone import Sizes, Stage, StagedBackbone, build, cfg, make_stages
+from ._backbone import Sizes, Stage, StagedBackbone, cfg, make_stages, register_class
 
 SIDE = 224  # of the images whose places have a position each; others interpolate between them
 
@@ -183,24 +183,7 @@ class TokenHead(ClassifierHead):
         super().reset(num_classes, None, *args, **options)
 
 
-default_cfgs = generate_default_cfgs({f"pvt_{size}": cfg() for size in ("tiny", "small", "medium", "large")})
-
-
-@register_model
-def pvt_tiny(pretrained: bool = False, **kwargs: Any) -> PVT:
-    return build(PVT, "pvt_tiny", pretrained, dict(depths=(2, 2, 2, 2)), kwargs)
-
-
-@register_model
-def pvt_small(pretrained: bool = False, **kwargs: Any) -> PVT:
-    return build(PVT, "pvt_small", pretrained, dict(depths=(3, 4, 6, 3)), kwargs)
-
-
-@register_model
-def pvt_medium(pretrained: bool = False, **kwargs: Any) -> PVT:
-    return build(PVT, "pvt_medium", pretrained, dict(depths=(3, 4, 18, 3)), kwargs)
-
-
-@register_model
-def pvt_large(pretrained: bool = False, **kwargs: Any) -> PVT:
-    return build(PVT, "pvt_large", pretrained, dict(depths=(3, 8, 27, 3)), kwargs)
+_DEPTHS = {"tiny": (2, 2, 2, 2), "small": (3, 4, 6, 3), "medium": (3, 4, 18, 3), "large": (3, 8, 27, 3)}
+_ARCHITECTURES = {f"pvt_{size}": dict(depths=depths) for size, depths in _DEPTHS.items()}
+default_cfgs = generate_default_cfgs(dict.fromkeys(_ARCHITECTURES, cfg()))
+__getattr__ = register_class(__name__, PVT, _ARCHITECTURES)

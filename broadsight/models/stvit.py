@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from timm.layers import DropPath, LayerNorm2d, LayerScale, PatchEmbed, to_2tuple
-from timm.models import generate_default_cfgs, register_model, swin_transformer
+from timm.models import generate_default_cfgs, swin_transformer
 from torch import Tensor, nn
 
 from ..errors import check_choice
@@ -231,38 +231,27 @@ class PositionFreeAttention(swin_transformer.WindowAttention):
         return torch.zeros(1, 1, 1, 1, dtype=self.qkv.weight.dtype, device=self.qkv.weight.device)
 
 
-_SCALED = dict(layer_scale=(None, None, 1e-6, 1e-6))
+_SCALED: dict[str, Any] = dict(layer_scale=(None, None, 1e-6, 1e-6))
+_STVITS: dict[str, dict[str, Any]] = {
+    "stvit_small": dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8)),
+    "stvit_base": dict(dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), **_SCALED),
+    "stvit_large": dict(dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), **_SCALED),
+}
 _SWINS: dict[str, dict[str, Any]] = {
     "swin_isotropic": {},
     "swin_isotropic_norpe": dict(position="none"),
     "swin_isotropic_global": dict(window_size=(7, 7, 14, 7)),  # all of the third stage's map of a 224-pixel image
 }
-_CFGS: dict[str, Any] = dict.fromkeys(("stvit_small", "stvit_base", "stvit_large"), cfg())
-default_cfgs = generate_default_cfgs(_CFGS | dict.fromkeys(_SWINS, cfg(first_conv="patch_embed.proj")))
+_CFGS: dict[str, Any] = dict.fromkeys(_STVITS, cfg()) | dict.fromkeys(_SWINS, cfg(first_conv="patch_embed.proj"))
+default_cfgs = generate_default_cfgs(_CFGS)
 
 
-def _create_swin(name: str, pretrained: bool, kwargs: dict[str, Any]) -> IsotropicSwin:
+def _create(name: str, pretrained: bool, kwargs: dict[str, Any]) -> nn.Module:
+    if name in _STVITS:
+        return build(STViT, name, pretrained, _STVITS[name], kwargs)
     arch = dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), num_heads=(2, 4, 10, 16), **_SWINS[name])
     kwargs.setdefault("pretrained_filter_fn", swin_transformer.checkpoint_filter_fn)
     return build(IsotropicSwin, name, pretrained, arch, kwargs)
 
 
-__getattr__ = register(__name__, _SWINS, _create_swin)
-
-
-@register_model
-def stvit_small(pretrained: bool = False, **kwargs: Any) -> STViT:
-    arch = dict(dims=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
-    return build(STViT, "stvit_small", pretrained, arch, kwargs)
-
-
-@register_model
-def stvit_base(pretrained: bool = False, **kwargs: Any) -> STViT:
-    arch = dict(dims=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), **_SCALED)
-    return build(STViT, "stvit_base", pretrained, arch, kwargs)
-
-
-@register_model
-def stvit_large(pretrained: bool = False, **kwargs: Any) -> STViT:
-    arch = dict(dims=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), **_SCALED)
-    return build(STViT, "stvit_large", pretrained, arch, kwargs)
+__getattr__ = register(__name__, [*_STVITS, *_SWINS], _create)
