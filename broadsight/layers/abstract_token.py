@@ -17,7 +17,8 @@ class AbstractTokenAttention(nn.Module):
 
     Inside each window every pixel attends to the window's pixels, and so does one learned query, the abstract token,
     whose result sums up the window. The summaries attend to each other, and every pixel then attends to all of them
-    with the query it already has. Any H and W: partial windows are padded and the padding is masked as keys.
+    with the query it already has. Any H and W: windows are never larger than the map, and partial ones
+    beside whole ones are padded, the padding masked as keys.
 
     Args:
         dim, heads, window: Channels; heads of all three attentions; side of a window in pixels.

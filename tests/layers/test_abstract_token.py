@@ -14,6 +14,7 @@ SIZES = [(7, 7), (14, 7), (7, 21), (9, 16), (15, 8), (6, 5), (1, 1), (3, 10)]
 
 @pytest.fixture(autouse=True, params=["as written", "by products", "by products of one image at a time"])
 def form(request, monkeypatch):
+    monkeypatch.setattr(window_attention, "SMALL", 1)
     if request.param == "as written":
         monkeypatch.setattr(dispatch, "runs_eagerly", lambda: False)
     elif request.param != "by products":
