@@ -6,13 +6,21 @@ from timm.layers import register_notrace_function
 from torch import Tensor
 
 from .kernels.attention import is_bfloat16_on_cpu, written_out
-from .kernels.dispatch import accelerated
+from .kernels.dispatch import accelerated, runs_eagerly
 
 
 @register_notrace_function
 def channels_last(x: Tensor) -> Tensor:
     """(B, C, H, W) with its channels side by side in memory; a copy if they are not. vmap knows no memory formats."""
     return x if torch._C._are_functorch_transforms_active() else x.contiguous(memory_format=torch.channels_last)
+
+
+@register_notrace_function
+def pooled_next(x: Tensor) -> Tensor:
+    """The same; of a map (B, C, H, W) the gradient, which a pool gives channel by channel, has the channels side by side too."""
+    if x.ndim == 4 and x.requires_grad and runs_eagerly():
+        x.register_hook(channels_last)
+    return x
 
 
 def pad_to(x: Tensor, height: int, width: int) -> Tensor:

@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..errors import check_choice, did_you_mean
-from ..layers.any_size import channels_last
+from ..layers.any_size import channels_last, pooled_next
 from ..layers.buffers import restore_on_load
 from ..layers.checks import check_images
 from ..layers.folding import fold_norm
@@ -54,7 +54,7 @@ class ProjectedHead(ClassifierHead):
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         pools = self.pool_first and not self.global_pool.is_identity()
         x = self.global_pool(x)[:, :, None, None] if pools else x
-        x = self.act(self.norm(self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)))
+        x = pooled_next(self.act(self.norm(self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))))
         x = self.drop(x[:, :, 0, 0] if pools else self.global_pool(x))
         return self.flatten(x if pre_logits else self.fc(x))
 
@@ -227,7 +227,7 @@ class StagedBackbone(nn.Module):
         x = in_slices(self.stem, channels_last(x))
         for stage in self.stages:
             x = in_slices(stage, x)
-        return self.norm(x)
+        return pooled_next(self.norm(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Features -> logits (B, num_classes), or pooled features (B, head_hidden_size) before the classifier."""
