@@ -1,7 +1,7 @@
 """OpenVINO's faster kernels for what a model says of tokens, wherever all lengths but the number of images are known.
 
-Its fully connected layers compute a GELU slower than its convolutions do, and leave a sum to another pass over memory;
-its norms know rows of one axis of tokens, and of maps become chains of operations in a layout of their own.
+Its fully connected layers compute a GELU slower than its convolutions do, and leave the sum to another pass over
+memory; its norms know rows of one axis of tokens, and of maps become chains of operations in a layout of their own.
 """
 
 from typing import Any
@@ -22,31 +22,25 @@ def choose_kernels(model: Any) -> None:
 
 
 def _mlp_as_convolutions(gelu: Any) -> None:
-    """linear -> GELU -> linear, and a sum behind it; of maps or tokens (B, ..., C) whose sides are known."""
+    """linear -> GELU -> linear -> sum, of maps or tokens (B, ..., C) whose sides are known."""
     import openvino.opset13 as ops
 
-    before = _linear(gelu.input_value(0).get_node())
-    sides = _sides(gelu.output(0))
-    if before is None or sides is None:
+    before: Any = _linear(gelu.input_value(0).get_node())
+    after: Any = _only_reader(gelu)
+    summed = after and _only_reader(after)
+    if summed is not None and _bias(summed, after) is not None:
+        after, summed = summed, _only_reader(summed)
+    last = after and _linear(after)
+    if before is None or last is None or summed is None or summed.get_type_name() != "Add":
         return
+    other = _other(summed, after)
+    if other.get_partial_shape() != after.output(0).get_partial_shape():
+        return  # without a sum of the same shape the result would be copied back to tokens
     x = ops.gelu(_convolution(_to_channels(before[0]), *before[1:]), gelu.get_attributes()["approximation_mode"])
-    last, readers = gelu, _readers(gelu)
-    after = None
-    if len(readers) == 1 and readers[0].get_type_name() == "MatMul":
-        summed = _readers(readers[0])
-        last = summed[0] if len(summed) == 1 and _bias(summed[0], readers[0]) is not None else readers[0]
-        after = _linear(last)
-    if after is None:
-        last = gelu
-    else:
-        x = _convolution(x, *after[1:])
-        readers = _readers(last)
-        other = _other(readers[0], last) if len(readers) == 1 and readers[0].get_type_name() == "Add" else None
-        if other is not None and other.get_partial_shape() == last.output(0).get_partial_shape():
-            x, last = ops.add(_to_channels(other), x), readers[0]
-    tokens = ops.transpose(x, np.array(TOKENS))
+    tokens = ops.transpose(ops.add(_to_channels(other), _convolution(x, *last[1:])), np.array(TOKENS))
+    sides = _sides(summed.output(0)) or []
     found = tokens if len(sides) == 1 else ops.reshape(tokens, np.array([0, *sides, -1]), special_zero=True)
-    last.output(0).replace(found.output(0))
+    summed.output(0).replace(found.output(0))
 
 
 def _norm_of_tokens(norm: Any) -> None:
@@ -68,7 +62,7 @@ def _linear(node: Any) -> tuple[Any, np.ndarray, np.ndarray | None] | None:
     if node.get_type_name() == "Add":
         sources = [node.input_value(i).get_node() for i in range(2)]
         product: Any = next((one for one in sources if one.get_type_name() == "MatMul"), None)
-        bias = None if product is None or len(_readers(product)) > 1 else _bias(node, product)
+        bias = None if product is None or _only_reader(product) is None else _bias(node, product)
         if bias is None:
             return None
         node = product
@@ -119,8 +113,10 @@ def _sides(x: Any) -> list[int] | None:
     return [one.get_length() for one in list(shape)[1:-1]]
 
 
-def _readers(node: Any) -> list[Any]:
-    return [one.get_node() for one in node.output(0).get_target_inputs()]
+def _only_reader(node: Any) -> Any | None:
+    """The node that takes what this one gives, if it is the only one."""
+    readers = list(node.output(0).get_target_inputs())
+    return readers[0].get_node() if len(readers) == 1 else None
 
 
 def _other(node: Any, one: Any) -> Any:

@@ -62,18 +62,18 @@ def test_open__one_image_has_a_graph_of_its_own_and_several_share_one(tmp_path, 
 
 
 class Mlps(nn.Module):
-    """Images (B, 3, H, W) -> the same after norms and MLPs of maps and of tokens, one of them read twice."""
+    """Images (B, 3, H, W) -> the same after a norm and MLPs, of maps and of tokens; two with nothing to add them to."""
 
     def __init__(self):
         super().__init__()
         self.norm, self.first, self.last = nn.LayerNorm(3), nn.Linear(3, 8), nn.Linear(8, 3)
-        self.plain = nn.Linear(3, 8, bias=False)
+        self.plain = nn.Linear(8, 3, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 1)
         x = x + self.last(F.gelu(self.first(self.norm(x))))
-        y, hidden = x.flatten(1, 2), F.gelu(self.plain(x.flatten(1, 2)), approximate="tanh")
-        y = self.last(hidden) * 2 + hidden.mean() + y
+        y, hidden = x.flatten(1, 2), F.gelu(self.first(x.flatten(1, 2)))
+        y = self.plain(F.gelu(self.first(y), approximate="tanh")) + y + self.last(hidden) * hidden.mean()
         return self.last(F.gelu(self.first(y))).view(x.shape).permute(0, 3, 1, 2)
 
 
@@ -84,7 +84,7 @@ def test_choose_kernels__the_same_numbers_by_convolutions(any_batch):
     graph.reshape([-1 if any_batch else 1, 3, 5, 7])
     choose_kernels(graph)
     kinds = [node.get_type_name() for node in graph.get_ops()]
-    assert kinds.count("Convolution") == 5 and kinds.count("MatMul") == 1
+    assert kinds.count("Convolution") == 4 and kinds.count("MatMul") == 4
     run = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     images = noise(2 if any_batch else 1, 3, 5, 7)
     np.testing.assert_allclose(run(images)[0], model(torch.from_numpy(images)).detach(), atol=1e-5)
