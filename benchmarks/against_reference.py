@@ -3,7 +3,8 @@
     python benchmarks/against_reference.py [--train] [--batch 8] [--rounds 9] [--json FILE]
 
 The reference models are those of the tests: written from the papers' equations, the same weights, the same outputs. One
-thread, process CPU time, interleaved; the ratio is the median of the rounds' ratios.
+thread, process CPU time, interleaved; the ratio is the median of the rounds' ratios. `gpu_check.py` does the same on a
+GPU, in elapsed time.
 """
 
 import argparse
@@ -17,14 +18,17 @@ import torch
 
 import broadsight
 from broadsight.benchmark.run import (
+    DTYPES,
     Settings,
     _Sample,
     describe_machine,
     fixed_threads,
     interleave,
     paired_ratio,
+    peak_memory,
     saved_for_backward,
     summarize,
+    synchronize,
     write_json,
 )
 
@@ -59,29 +63,35 @@ def compare(name: str, settings: Settings) -> list[dict]:
             for model in candidates.values():
                 torch.testing.assert_close(model(images[:1]), expected, rtol=1e-3, atol=1e-4)
 
-    def timed(model: torch.nn.Module, _: int) -> _Sample:
-        wall, cpu = time.perf_counter(), time.process_time()
+    def call(model: torch.nn.Module) -> None:
         if settings.train:
             model.zero_grad(set_to_none=True)
             model(images).sum().backward()
         else:
             with torch.inference_mode():
                 model(images)
+
+    def timed(model: torch.nn.Module, _: int) -> _Sample:
+        synchronize(settings.device)
+        wall, cpu = time.perf_counter(), time.process_time()
+        call(model)
+        synchronize(settings.device)
         return _Sample(time.perf_counter() - wall, time.process_time() - cpu, 0)
 
-    models = list(candidates.values())
+    place = dict(device=settings.device, dtype=DTYPES[settings.dtype])
+    images, models = images.to(**place), [model.to(**place) for model in candidates.values()]
     interleave(models, timed, settings.warmup)
     samples = interleave(models, timed, settings.rounds)
     rows = []
     for (label, model), mine in zip(candidates.items(), samples, strict=True):
-        cpu = [s.cpu for s in mine]
-        speedup = paired_ratio([s.cpu for s in samples[0]], cpu)
-        row = {"model": name, "form": label, "cpu_s": asdict(summarize(cpu)), "speedup": asdict(speedup)}
+        clock = "cpu" if settings.device == "cpu" else "wall"
+        seconds, base = ([getattr(s, clock) for s in one] for one in (mine, samples[0]))
+        speedup = paired_ratio(base, seconds)
+        row = {"model": name, "form": label, f"{clock}_s": asdict(summarize(seconds)), "speedup": asdict(speedup)}
+        row["peak_bytes"] = peak_memory(lambda model=model: call(model), settings.device)
         if settings.train:
             row["saved_bytes"] = saved_for_backward(model, lambda model=model: model(images))
         rows.append(row)
-        median = 1e3 * row["cpu_s"]["median"]
-        print(f"{name:18} {label:22} {median:8.1f} ms   {speedup.median:.2f}x ±{speedup.spread:.0%}")
     return rows
 
 
@@ -95,7 +105,12 @@ def main() -> None:
     args = parser.parse_args()
     settings = Settings(batch=args.batch, rounds=args.rounds, warmup=1, train=args.train)
     with fixed_threads(1):
-        rows = [row for name in args.models for row in compare(name, settings)]
+        rows = []
+        for name in args.models:
+            for row in compare(name, settings):
+                rows.append(row)
+                about, speedup = f"{name:18} {row['form']:22} {1e3 * row['cpu_s']['median']:8.1f} ms", row["speedup"]
+                print(f"{about}   {speedup['median']:.2f}x ±{speedup['spread']:.0%}")
         if args.json:
             write_json({"machine": describe_machine(settings), "settings": asdict(settings), "rows": rows}, args.json)
 
