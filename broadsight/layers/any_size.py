@@ -17,7 +17,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 @register_notrace_function
 def pooled_next(x: Tensor) -> Tensor:
-    """The same; of a map (B, C, H, W) the gradient, which a pool gives channel by channel, has the channels side by side too."""
+    """The same map (B, C, H, W), whose gradient has its channels side by side too: a pool gives them one by one."""
     if x.ndim == 4 and x.requires_grad and runs_eagerly():
         x.register_hook(channels_last)
     return x
