@@ -18,7 +18,6 @@ import torch
 
 import broadsight
 from broadsight.benchmark.run import (
-    DTYPES,
     Settings,
     _Sample,
     describe_machine,
@@ -31,6 +30,7 @@ from broadsight.benchmark.run import (
     synchronize,
     write_json,
 )
+from broadsight.inspection.precision import DTYPES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -78,7 +78,7 @@ def compare(name: str, settings: Settings) -> list[dict]:
         synchronize(settings.device)
         return _Sample(time.perf_counter() - wall, time.process_time() - cpu, 0)
 
-    place = dict(device=settings.device, dtype=DTYPES[settings.dtype])
+    place = dict(device=settings.device, dtype=DTYPES[settings.precisions[0]])
     images, models = images.to(**place), [model.to(**place) for model in candidates.values()]
     interleave(models, timed, settings.warmup)
     samples = interleave(models, timed, settings.rounds)

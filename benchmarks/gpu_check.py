@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from itertools import product
 from typing import Any, NamedTuple
 
 import timm
@@ -31,6 +32,7 @@ from torch.utils._pytree import tree_map_only
 from broadsight import add_context_broadcast, swap_pool
 from broadsight.benchmark.run import Settings, describe_machine, fixed_threads, measure, write_json
 from broadsight.errors import first_line
+from broadsight.inspection.precision import DTYPES
 from broadsight.layers.context_broadcast import KINDS
 from broadsight.losses import MultiTokenLoss
 from broadsight.surgery.pooling import POOLS
@@ -39,10 +41,10 @@ FAMILIES = (*REFERENCES, "pvt_tiny")
 OURS = ("stvit_small", "partialformer_b1", "mat_2", "emsnet_xxtiny", "map_resnet50", "deit_tiny_distilled_cb_s")
 PEERS = ("resnet50", "swin_tiny_patch4_window7_224", "pvt_v2_b1", "efficientnet_b0", "mobilenetv4_conv_small")
 COMPILED = ("resnet50", "stvit_small", "partialformer_b1", "mat_2", "emsnet_xxtiny")
-HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-LOSS_SCALE = 1024.0  # in float16, as a GradScaler has it
+LOSS_SCALE = 1024.0  # in fp16, as a GradScaler has it
 # How many times the CPU's error another device may have, in which other sums are rounded, and what is never an error.
-ALLOWED = {"float32": (10, 1e-4), "bfloat16": (3, 1e-2), "float16": (3, 1e-2)}
+ALLOWED = {"fp32": (10, 1e-4), "bf16": (3, 1e-2), "fp16": (3, 1e-2)}
+EXACT = "float64"
 
 
 class Case(NamedTuple):
@@ -76,17 +78,17 @@ def cases(size: int, quick: bool) -> Iterator[Case]:
         yield Case(f"{backbone}, {head}", model, *two_images(model))
 
 
-def found(case: Case, device: str, dtype: str) -> Found:
+def found(case: Case, device: str, precision: str) -> Found:
     """Outputs and gradients of a case on a device, computed in a precision."""
-    model = deepcopy(case.model).to(device, torch.float64 if dtype == "float64" else torch.float32)
+    place: dict[str, Any] = {"device": device, "dtype": torch.float64 if precision == EXACT else torch.float32}
+    model = deepcopy(case.model).to(**place)
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    place = {"device": device, "dtype": torch.float64 if dtype == "float64" else torch.float32}
     images = tree_map_only(Tensor, lambda x: x.to(**place), case.images)
     target = tree_map_only(Tensor, lambda x: x.to(device), case.target)
-    scale = LOSS_SCALE if dtype == "float16" else 1.0
-    with torch.autocast(torch.device(device).type, HALF.get(dtype), enabled=dtype in HALF):
+    scale = LOSS_SCALE if precision == "fp16" else 1.0
+    with torch.autocast(torch.device(device).type, DTYPES.get(precision), enabled=precision in ("bf16", "fp16")):
         with torch.no_grad():
             model.eval()
             outputs = torch.cat([one.flatten() for one in (model(images), *raw(model, images)) if torch.is_tensor(one)])
@@ -112,13 +114,13 @@ def loss_of(model: Any, images: Any, target: Any) -> Tensor:
 
 def check(case: Case, device: str) -> Iterator[dict[str, Any]]:
     """A row for each precision: errors of outputs and gradients, here and of the CPU, relative to what is right."""
-    exact = found(case, "cpu", "float64")
-    beside = {dtype: errors(found(case, "cpu", dtype), exact) for dtype in ("float32", "bfloat16")}
-    for dtype, (times, floor) in ALLOWED.items():
-        row: dict[str, Any] = {"what": case.title, "dtype": dtype}
-        cpu = beside["float32" if dtype == "float32" else "bfloat16"]
+    exact = found(case, "cpu", EXACT)
+    beside = {precision: errors(found(case, "cpu", precision), exact) for precision in ("fp32", "bf16")}
+    for precision, (times, floor) in ALLOWED.items():
+        row: dict[str, Any] = {"what": case.title, "precision": precision}
+        cpu = beside["fp32" if precision == "fp32" else "bf16"]
         try:
-            ours = errors(found(case, device, dtype), exact)
+            ours = errors(found(case, device, precision), exact)
             right = all(one <= times * other + floor for one, other in zip(ours, cpu, strict=True))
             row |= {"outputs": ours[0], "gradients": ours[1], "cpu": cpu, "right": right}
         except Exception as error:  # the next may work
@@ -150,15 +152,15 @@ def setups(quick: bool) -> Iterator[tuple[Sequence[str], dict[str, Any]]]:
     every = ("mat_1", "mobilenetv4_conv_small") if quick else (*PEERS, *OURS)
     for train in (False, True):
         yield every, dict(train=train)
-        yield every, dict(train=train, dtype="bfloat16")
-        yield every, dict(train=train, dtype="bfloat16", channels_last=True)
+        yield every, dict(train=train, precisions=("bf16",))
+        yield every, dict(train=train, precisions=("bf16",), channels_last=True)
     if not quick:
-        yield COMPILED, dict(dtype="bfloat16", channels_last=True, runtimes=("eager", "compile"))
+        yield COMPILED, dict(precisions=("bf16",), channels_last=True, runtimes=("eager", "compile"))
 
 
 def how(settings: dict[str, Any]) -> str:
     layout = ", channels last" if settings["channels_last"] else ""
-    return f"{'training' if settings['train'] else 'inference'}, {settings['dtype']}{layout}"
+    return f"{'training' if settings['train'] else 'inference'}, {'/'.join(settings['precisions'])}{layout}"
 
 
 def cells(part: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -166,10 +168,10 @@ def cells(part: str, row: dict[str, Any]) -> tuple[str, ...]:
     failure = row.get("failure", "")
     if part == "right":
         if failure:
-            return part, row["what"], row["dtype"], "-", "", f"WRONG: {failure}"
+            return part, row["what"], row["precision"], "-", "", f"WRONG: {failure}"
         shown = f"{row['outputs']:.0e}, {row['gradients']:.0e}"
         remark = f"CPU {row['cpu'][0]:.0e}, {row['cpu'][1]:.0e}"
-        return part, row["what"], row["dtype"], shown, "", remark if row["right"] else f"WRONG: {remark}"
+        return part, row["what"], row["precision"], shown, "", remark if row["right"] else f"WRONG: {remark}"
     if failure:
         return part, row["model"], how(row["settings"]), "-", "", failure
     seconds = row.get("wall_s") or row.get("cpu_s") or {"median": row.get("wall_ms", {"median": 0})["median"] / 1e3}
@@ -219,8 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in cases(64 if args.quick else 96, args.quick):
             add("right", lambda case=case: check(case, args.device))
     for name in ["mat_2"] if args.quick else REFERENCES:
-        for train, dtype in ((False, "float32"), (False, "bfloat16"), (True, "float32"), (True, "bfloat16")):
-            settings = Settings(**common, train=train, dtype=dtype)
+        for train, precision in product((False, True), ("fp32", "bf16")):
+            settings = Settings(**common, train=train, precisions=(precision,))
             add("published", lambda settings=settings, name=name: published(name, settings))
     for names, options in setups(args.quick):
         add("peers", lambda names=names, options=options: peers(names, Settings(**common, **options)))
@@ -228,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Console(width=150).print(table)
     if args.json:
         write_json(record, args.json)
-    wrong = [f"{row['what']} in {row['dtype']}" for row in record["right"] if not row["right"]]
+    wrong = [f"{row['what']} in {row['precision']}" for row in record["right"] if not row["right"]]
     print(f"wrong: {', '.join(wrong)}" if wrong else f"all {len(record['right'])} comparisons are right")
     return int(bool(wrong))
 

@@ -27,8 +27,8 @@ def test_check__names_what_is_wrong(gpu_check, monkeypatch):
     assert [row["right"] for row in gpu_check.check(case, "cpu")] == [True, True, True]
     found = gpu_check.found
 
-    def off(case, device, dtype):
-        right = found(case, "cpu", dtype)
+    def off(case, device, precision):
+        right = found(case, "cpu", precision)
         return right._replace(gradients=1.5 * right.gradients) if device == "cuda" else right
 
     monkeypatch.setattr(gpu_check, "found", off)

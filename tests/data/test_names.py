@@ -125,7 +125,9 @@ def test_csv__tables_of_predictions_boxes_and_evaluations(tmp_path):
         for name in names:
             writer.write(Prediction(name, (name,), (0,), (0.5,), ""))
     ids = {number: number for number in range(1, 1 + len(names))}
-    run: Any = SimpleNamespace(task="detect", classes=names, category_ids=ids, title="", path="", parameters=1)
+    run: Any = SimpleNamespace(
+        task="detect", classes=names, category_ids=ids, title="", source="", precision="fp32", parameters=1
+    )
     box = dict(score=0.5, bbox=[-1.5, 2, 3, 4])
     boxes = [{"file_name": name, "category_id": number, **box} for number, name in enumerate(names, 1)]
     write_findings(Findings(entries=boxes), run, results=None, table=tmp_path / "b.csv", command="")

@@ -24,7 +24,7 @@ from broadsight.papers.macs import (
     published_macs,
 )
 from broadsight.surgery.pooling import swap_pool
-from tests.inspection.test_macs import Attention
+from tests.inspection.test_macs import attention
 from tests.zoo import marked
 
 PerGroupPool = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "per_group_map.py"))["PerGroupPool"]
@@ -55,7 +55,7 @@ def test_published__adds_up_over_a_model():
     assert published_macs(model, (4, 6), PRODUCTS) == products
     assert published_macs(model, (4, 6), FVCORE) == products + pixels * 8 * (2 + 5 + 1)
     assert published_macs(model, (4, 6), OLD_PROFILER) == products + pixels * 8 * (2 + 1 + 5)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, groups=1), nn.BatchNorm2d(8), Attention(8, 2, True))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, groups=1), nn.BatchNorm2d(8), attention(8, 2, True))
     tokens, linear = 5 * 7, 5 * 7 * (8 * 24 + 8 * 8)
     assert published_macs(model, (5, 7), LAYERS) == tokens * 27 * 8 + linear
     executed, extra = count(model, (1, 3, 5, 7), convention=LAYERS)
