@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from broadsight.layers import ChannelMlp
 from broadsight.layers.kernels import sliced_mlp
@@ -42,6 +43,19 @@ def test_forward__equals_its_sub_modules_in_value_and_gradient(depthwise, bias, 
     inputs = torch.randn(1 + residual, 3, 5, 7, 6, dtype=torch.float64).unbind()
     assert len(list(mlp.parameters())) == (2 + (depthwise != "none")) * (1 + bias)
     assert_equal_to(plain, mlp, *inputs, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("depthwise", DEPTHWISE)
+def test_forward__wide_weights_take_other_products_in_single_precision_unless_they_are_counted(
+    depthwise, bias, slices, monkeypatch
+):
+    monkeypatch.setattr(sliced_mlp, "WIDE", 59)
+    mlp, inputs = ChannelMlp(6, 10, depthwise=depthwise, bias=bias), torch.randn(2, 3, 5, 7, 6).unbind()
+    assert_equal_to(plain, mlp, *inputs, tolerance=1e-5)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        mlp(*inputs)
+    assert counter.get_total_flops() == 3 * 5 * 7 * 10 * 2 * (6 + 6 + 9 * (depthwise != "none"))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 6), (2, 3)])

@@ -15,6 +15,8 @@ from .slices import image_slices
 
 # The hidden map of one slice should stay in the processor's cache: 4 MB holds one image of the widest early stage.
 SLICE_BYTES = 4 << 20
+WIDE = 1 << 18  # weights in single precision
+ONEDNN = torch.backends.mkldnn.is_available()
 
 
 def runs_in_slices(mlp: Any, x: Tensor, residual: Tensor | None = None) -> bool:
@@ -67,8 +69,8 @@ class _SlicedMlp(torch.autograd.Function):
         for part in image_slices(B, H * W * len(w1) * x.element_size(), SLICE_BYTES):
             g, h = grad[part].view(-1, len(w2)), hidden[part].view(-1, len(w1))
             steps = _activate(h, kernel, dw_bias, ctx.depthwise, H, W)
-            grad_w2.addmm_(g.t(), steps[-1])
-            g = g @ w2
+            _add_product(grad_w2, g, steps[-1])
+            g = _linear(g, w2.t(), None, None)
             if ctx.depthwise == "before":  # h -> dw -> GELU
                 g = torch.ops.aten.gelu_backward(g, steps[0])
                 g = _convolution_backward(g, h, kernel, H, W, grad_kernel, grad_dw_bias)
@@ -76,16 +78,33 @@ class _SlicedMlp(torch.autograd.Function):
                 if ctx.depthwise == "after":
                     g = _convolution_backward(g, steps[0], kernel, H, W, grad_kernel, grad_dw_bias)
                 g = torch.ops.aten.gelu_backward(g, h)
-            grad_w1.addmm_(g.t(), x[part].view(-1, C))
+            _add_product(grad_w1, g, x[part].view(-1, C))
             if grad_b1 is not None:
                 grad_b1 += g.sum(0)
-            torch.mm(g, w1, out=grad_x[part].view(-1, C))
+            _linear(g, w1.t(), None, grad_x[part].view(-1, C))
         grad_residual = grad if ctx.needs_input_grad[1] else None
         return grad_x, grad_residual, grad_w1, grad_b1, grad_kernel, grad_dw_bias, grad_w2, grad_b2, None, None
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    if _is_wide(weight):
+        y = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+        return y if out is None else out.copy_(y)
     return torch.mm(rows, weight.t(), out=out) if bias is None else torch.addmm(bias, rows, weight.t(), out=out)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left' @ right."""
+    if _is_wide(total):
+        total += torch.ops.mkldnn._linear_pointwise(left.t(), right.t(), None, "none", [], "")
+    else:
+        total.addmm_(left.t(), right)
+
+
+def _is_wide(weight: Tensor) -> bool:
+    """Whether oneDNN's product is worth its preparations: MKL's takes twice as long on processors not of its maker."""
+    counted = torch._C._len_torch_dispatch_stack()  # who counts products knows those of torch alone
+    return ONEDNN and weight.dtype == torch.float32 and weight.numel() > WIDE and not counted
 
 
 def _activate(
