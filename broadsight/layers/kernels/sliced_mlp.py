@@ -46,9 +46,13 @@ class _SlicedMlp(torch.autograd.Function):
         for part in image_slices(B, H * W * len(w1) * x.element_size(), SLICE_BYTES):
             h = _linear(x[part].view(-1, C), w1, b1, None if hidden is None else hidden[part].view(-1, len(w1)))
             u = _activate(h, kernel, dw_bias, depthwise, H, W, in_place=not keep)[-1]
-            y = _linear(u, w2, b2, out[part].view(-1, len(w2)))
-            if residual is not None:
-                y += residual[part].reshape(-1, len(w2))
+            y, start = out[part].view(-1, len(w2)), None if residual is None else residual[part].reshape(-1, len(w2))
+            if start is None or b2 is None or x.dtype == torch.bfloat16:  # slow to add biases in
+                _linear(u, w2, b2, y)
+                if start is not None:
+                    y += start
+            else:
+                torch.add(start, b2, out=y).addmm_(u, w2.t())
         if keep:
             ctx.save_for_backward(x, hidden, w1, kernel, dw_bias, w2)
             ctx.depthwise, ctx.biases = depthwise, (b1 is not None, b2 is not None)
