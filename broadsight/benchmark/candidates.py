@@ -212,16 +212,16 @@ def build(
             placed[precision] = given, copies
         made = []
         for name, (runtime, precision) in product(forms, lineup):
-            if runtime not in runtimes():
-                given, copies = placed[precision]
-                calls = _calls(copies[name].train(settings.train), runtime, given, labels, grouped)
-                made.append(Candidate(name, runtime, copies[name], macs[name], *calls, variant, size, weights))
-            else:
+            if runtime in runtimes():
                 assert artefacts is not None
                 run, path, difference = artefacts.open(runtime, model, name, image, precision)
-                calls = (lambda run=run: torch.from_numpy(run())), run
-                made.append(Candidate(name, runtime, model, macs[name], *calls, variant, size, path, difference))
-            made[-1] = replace(made[-1], precision=precision)
+                form, calls = model, (lambda run=run: torch.from_numpy(run()), run)
+            else:
+                (given, copies), path, difference = placed[precision], weights, None
+                form = copies[name].train(settings.train)
+                calls = _calls(form, runtime, given, labels, grouped)
+            known: dict[str, Any] = dict(artefact=path, difference=difference, precision=precision)
+            made.append(Candidate(name, runtime, form, macs[name], *calls, variant, size, **known))
         return made
 
 
@@ -362,5 +362,7 @@ def blame(name: str, doing: str) -> Generator[None, None, None]:
     """Whatever goes wrong inside, say in one line for which model."""
     try:
         yield
+    except UsageError:
+        raise
     except Exception as error:
         raise RuntimeError(f"{name} failed while {doing}: {type(error).__name__}: {first_line(error)}") from error

@@ -73,15 +73,13 @@ def evaluate_dense(
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     run = open_asked(request)
-    if said := remark(request.precision, run):
-        tell(said)
     part = _part_of(run, request)
     if labels_are_quick(part.images):  # classes that none of them shows, unless the run's own data says so
         shown, place = labels_of_images(part.images), str(part.description.get("place") or part.description.get("val"))
         known = {note.replace("validate on", "evaluate on") for note in part.notes}
         more = [note for note in without_labels(part.images, shown, "evaluate on", place) if note not in known]
         part = part._replace(notes=(*part.notes, *more))
-    for note in part.notes:
+    for note in filter(None, (*part.notes, remark(request.precision, run))):
         tell(note)
     return _score(run, part, request, progress)
 

@@ -97,9 +97,7 @@ def evaluate_classifiers(request: Request, progress: Progress, tell: Tell) -> Ev
     batch, choices, suites = request.batch or BATCH, choices_of(request), suites_of(request)
     with fixed_threads(threads := request.used_threads):
         classifiers = open_classifiers(request)
-        for one in classifiers:
-            if said := remark(request.precision, one):
-                tell(said)
+        remarks = [remark(request.precision, one) for one in classifiers]
         found, groups = open_tasks(request, classifiers)
         tasks = groups[0]
         for task in tasks:
@@ -109,7 +107,7 @@ def evaluate_classifiers(request: Request, progress: Progress, tell: Tell) -> Ev
                     raise NotEnough(f"{name} {why}")
             if task.accepted is not None and not any(task.accepted.values()):
                 raise NotEnough(f"none of the {len(task.source):,} images of {found.place} has an accepted label")
-        for note in found.notes:
+        for note in filter(None, (*found.notes, *remarks)):
             tell(note)
         saliencies: list[Saliency | None] = [None] * len(tasks)
         if "salient" in suites:  # made before anything is asked, since they may be refused

@@ -8,8 +8,8 @@ from torch.utils._pytree import tree_map
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Instructions of CPUs that multiply a type, as torch names them; without them it is emulated.
-INSTRUCTIONS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16", "sve_bf16"}, "fp16": {"avx512_fp16", "amx_fp16"}}
-INSTRUCTIONS["fp16"].add("fp16_arith")
+INSTRUCTIONS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16", "sve_bf16"}}
+INSTRUCTIONS |= {"fp16": {"avx512_fp16", "amx_fp16", "fp16_arith"}}
 
 
 def natively(device: torch.device | str = "cpu") -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
-from ...errors import first_line, unknown
+from ...errors import UsageError, first_line, unknown
 from ...inspection.precision import chosen
 from ..session import KEY, Description, Session
 
@@ -52,10 +52,10 @@ class Format:
             asked = {"precision": precision} if self.chooses else {}
             session = self.load(Path(path), threads, **asked)
             if precision not in (None, "auto", session.precision):
-                what = f"it has {session.description.precision} weights, and {self.runtime} computes in"
-                raise ValueError(f"{what} {session.precision} on this CPU, not in {precision}")
+                what = f"{path} has {session.description.precision} weights, and {self.runtime} computes in"
+                raise UsageError(f"{what} {session.precision} on this CPU, not in {precision}")
             return session
-        except OSError:
+        except (OSError, UsageError):
             raise
         except ValueError as error:
             raise ValueError(f"{path} cannot be opened: {str(error).splitlines()[0]}") from None

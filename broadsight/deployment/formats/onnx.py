@@ -40,9 +40,8 @@ class ONNX(Format):
         check_onnx(content)
         session = session_of(content, threads)
         description = described(session.get_modelmeta().custom_metadata_map)
-        outputs, computes = list(description.outputs), description.precision
-        if computes != "fp32" and widens(content):
-            computes = "fp32"
+        outputs, precision = list(description.outputs), description.precision
+        computes = "fp32" if precision == "fp32" or widens(content) else precision
         return Session(description, lambda images: session.run(outputs, {INPUT: images}), computes)
 
     def calibrated(self, source: Path, calibration: Any, threads: int | None = None) -> Any:

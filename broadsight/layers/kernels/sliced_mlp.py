@@ -47,7 +47,8 @@ class _SlicedMlp(torch.autograd.Function):
             h = _linear(x[part].view(-1, C), w1, b1, None if hidden is None else hidden[part].view(-1, len(w1)))
             u = _activate(h, kernel, dw_bias, depthwise, H, W, in_place=not keep)[-1]
             y, start = out[part].view(-1, len(w2)), None if residual is None else residual[part].reshape(-1, len(w2))
-            if start is None or b2 is None or x.dtype == torch.bfloat16:  # slow to add biases in
+            # bfloat16 is slow to add biases in, and oneDNN's products are not added to anything.
+            if start is None or b2 is None or x.dtype == torch.bfloat16 or _is_wide(w2):
                 _linear(u, w2, b2, y)
                 if start is not None:
                     y += start
